@@ -1,0 +1,102 @@
+// What the user chooses. Every field has a default; load_config() reads the JSON form.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "terrace/adam.h"
+#include "terrace/dtype.h"
+#include "terrace/io_engine.h"
+#include "terrace/pacer.h"
+#include "terrace/types.h"
+
+namespace terrace {
+
+// An absent budget is the tier's size on this machine.
+struct BudgetConfig {
+  std::optional<Bytes> hbm;
+  std::optional<Bytes> dram;
+  std::optional<Bytes> nvme;
+};
+
+// A directory on a drive. Speeds in 10^9 bytes per second; absent: measured at start.
+struct NvmeConfig {
+  std::string path;
+  std::optional<double> read_gb_s;
+  std::optional<double> write_gb_s;
+};
+
+// Where a class of bytes lives between uses. Absent ("auto"): the planner chooses. Otherwise the
+// fractions over {hbm, dram, nvme} add up to 1 and are met to the segment.
+struct TierFractions {
+  double hbm = 0;
+  double dram = 0;
+  double nvme = 0;
+  friend bool operator==(const TierFractions&, const TierFractions&) = default;
+};
+using PlacementChoice = std::optional<TierFractions>;
+
+struct PlacementConfig {
+  PlacementChoice parameter;
+  PlacementChoice master_weight;  // the optimizer's states: dram and nvme
+  PlacementChoice momentum;
+  PlacementChoice variance;
+  PlacementChoice activation;     // whole layers: those used again last go lowest
+};
+
+// Speeds for the forecast, in 10^9 bytes per second. Absent: measured at start.
+struct SpeedConfig {
+  std::optional<double> host_to_device_gb_s;
+  std::optional<double> device_to_host_gb_s;
+  std::optional<double> adam_gb_s;
+  std::optional<double> compute_tflops;
+};
+
+// Emulated speeds: upper bounds put on the real lanes, to measure overlap on any machine.
+struct ThrottleConfig {
+  Throttle nvme_read;
+  Throttle nvme_write;
+  Throttle host_to_device;
+  Throttle device_to_host;
+  double adam_gb_s = 0;
+  double compute_delay = 0;  // each layer function of t seconds is stretched by t * compute_delay
+};
+
+struct Config {
+  BudgetConfig budget;
+  std::vector<NvmeConfig> nvme;  // at most one directory for now; none: nothing lives on NVMe
+  PlacementConfig placement;
+  SpeedConfig speeds;
+  ThrottleConfig throttle;
+
+  AdamOptions optimizer;
+  double learning_rate = 1e-3;   // the trainer may give another at every step
+
+  // The parameter bytes of one segment: the unit of placement, at least 4096, a power of two.
+  Bytes segment = 1_MiB;
+  // Upper bounds for the planner; absent: as it sees fit.
+  std::optional<std::uint64_t> sub_group_elements;   // of one optimizer update (sub_group_size)
+  std::optional<std::uint64_t> prefetch_elements;    // parameters fetched ahead of use
+
+  IoEngineOptions io;
+  int adam_threads = 0;          // 0: one per core
+  std::string trace;             // path of a trace file; empty: none
+
+  // Absent: the trainer decides (the dtypes of ModelSpec win over the config).
+  std::optional<DType> parameter_dtype;
+  std::optional<std::uint64_t> train_micro_batch_size;
+
+  // What the user should know about keys that were accepted without effect; one sentence each.
+  std::vector<std::string> notes;
+};
+
+// Reads the de-facto standard JSON form and its "terrace" block (docs/config.md). Unknown and
+// duplicate keys, wrong types and values that Terrace cannot honour throw Error(invalid_argument)
+// with the key's path, the nearest known key, and what to write instead.
+Config parse_config(std::string_view json_text, std::string_view origin = "config");
+Config load_config(const std::string& path);
+
+}  // namespace terrace

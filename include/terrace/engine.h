@@ -1,0 +1,163 @@
+// What a trainer sees: an engine that holds the model's state on its tiers, and steps over it.
+//
+//   terrace::Engine engine(config, model, initializer);
+//   auto step = engine.begin_step({.learning_rate = rate});
+//   for (LayerId l : forward order)  { auto layer = step.forward(l);  enqueue work; }
+//   for (LayerId l : backward order) { auto layer = step.backward(l); enqueue work;
+//                                      layer.submit_gradients(); }
+//   StepReport report = step.finish();
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "terrace/config.h"
+#include "terrace/device.h"
+#include "terrace/forecast.h"
+#include "terrace/model.h"
+#include "terrace/trace.h"
+
+namespace terrace {
+
+class EngineImpl;
+
+// Per-step values; given at the beginning because updates start before finish().
+struct StepOptions {
+  std::optional<double> learning_rate;  // absent: Config::learning_rate
+};
+
+struct StepReport {
+  std::uint64_t step = 0;               // counts from 1
+  double seconds = 0;                   // from begin_step() to the end of finish()
+  double compute_seconds = 0;           // the compute stream was busy
+  double stall_seconds = 0;             // seconds - compute_seconds
+};
+
+// A layer's bytes on the device, for as long as this object lives. All pointers are device
+// addresses, 64-byte aligned. Work that uses them is enqueued on the compute stream
+// (Device::launch or native_stream()) before this object is destroyed; it may run later.
+// Thread rule: the trainer's thread.
+class LayerView {
+ public:
+  LayerView(LayerView&& other) noexcept;
+  LayerView& operator=(LayerView&&) = delete;
+  ~LayerView();  // backward without submit_gradients(): the step is cancelled
+
+  LayerId layer() const;
+  // Parameters and gradients by index into LayerSpec::tensors, in ModelSpec's dtypes. Padding between
+  // tensors is the engine's. gradient(): backward only; every element must be written.
+  const std::byte* parameter(std::size_t tensor) const;
+  std::byte* gradient(std::size_t tensor) const;
+  // The saved input (LayerSpec::input_bytes). Writable in the forward of the first layer, where the
+  // trainer provides it. Its bytes in backward are those that forward left there.
+  std::byte* input() const;
+  // Forward: the next layer's input, to be written. nullptr in the last layer and in backward.
+  std::byte* output() const;
+  // Backward: the gradient of the output, as the layer above wrote it (nullptr in the last layer), and
+  // the place for the gradient of the input (nullptr when LayerSpec::input_gradient is false).
+  const std::byte* output_gradient() const;
+  std::byte* input_gradient() const;
+  std::byte* workspace() const;
+
+  // Enqueues `function` on the compute stream; see Device::launch.
+  void launch(HostFunction function) const;
+  // Blocks until the work enqueued on the compute stream has ended: for host code that looks.
+  void synchronize() const;
+  // Backward, exactly once: the gradients are (or, in stream order, will be) written.
+  void submit_gradients();
+
+ private:
+  friend class EngineImpl;
+  struct State;
+  explicit LayerView(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+// One training step, or one evaluation pass. Layers are visited in ModelSpec order, forward, then
+// (training) in reverse; anything else throws Error(invalid_argument) and leaves the step usable.
+// Only one step or pass may be alive. Destroying one that is not finished cancels it: before the
+// first submit_gradients() the engine's state is as before and the engine goes on; after it some
+// layers are updated and some are not, and every later call throws Error(cancelled).
+class Step {
+ public:
+  Step(Step&& other) noexcept;
+  Step& operator=(Step&&) = delete;
+  ~Step();
+
+  // Blocks the host only until the layer's uploads are enqueued.
+  LayerView forward(LayerId layer);
+  LayerView backward(LayerId layer);
+  // Waits until every update of this step is done (writes to NVMe go on behind the next step).
+  StepReport finish();
+
+ private:
+  friend class EngineImpl;
+  explicit Step(EngineImpl* engine) : engine_(engine) {}
+  EngineImpl* engine_;
+};
+
+// The four ports and the trace, for whoever brings their own; absent ones are made from the config.
+struct EnginePorts {
+  std::unique_ptr<Device> device;
+  // Called on the thread that will own the engine.
+  std::function<std::unique_ptr<IoEngine>()> io_engine;
+  std::unique_ptr<TraceSink> trace;
+  std::optional<Speeds> speeds;  // skips the measurement at start
+};
+
+struct LaneStats {
+  Bytes bytes;              // moved since the engine was made, initialisation and read() excluded
+  Bytes planned_bytes;      // what the plans of the same steps say
+  double busy_seconds = 0;
+};
+
+struct EngineStats {
+  PerLane<LaneStats> lanes;
+  PerTier<Bytes> peak;      // reserved, as measured at the device, the arena and the file
+  IoEngineInfo io;
+  bool direct = false;      // the store's file is accessed past the page cache
+  std::string direct_note;
+};
+
+// Thread rule: one thread makes all calls.
+class Engine {
+ public:
+  // Plans, reserves all memory and space, and writes the initial values to where they live. Throws
+  // Error(out_of_budget) before anything is reserved when the plan does not fit.
+  Engine(const Config& config, const ModelSpec& model, const Initializer& initializer,
+         EnginePorts ports = {});
+  ~Engine();  // waits for what is in flight
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  Step begin_step(const StepOptions& options = {});
+  // A pass of forwards only: no state changes, no inputs are saved.
+  Step begin_evaluation();
+
+  // Copies elements [first, first + values.size()) of a tensor's parameter or optimizer state, as
+  // fp32, wherever it lies. Between steps only. Throws Error(invalid_argument) for unknown names.
+  void read(std::string_view tensor, Content content, std::uint64_t first,
+            std::span<float> values);
+  // Waits until everything in flight has ended, writes included.
+  void drain();
+
+  const ModelSpec& model() const;
+  const Forecast& forecast() const;
+  const Speeds& speeds() const;
+  EngineStats stats() const;
+  Device& device();
+  std::uint64_t steps() const;  // finished so far
+  // The path of the store's file while the engine lives; empty when nothing lives on NVMe.
+  std::string store_path() const;
+
+ private:
+  std::unique_ptr<EngineImpl> impl_;
+};
+
+}  // namespace terrace
