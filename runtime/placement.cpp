@@ -1,0 +1,74 @@
+#include "runtime/placement.h"
+
+#include <algorithm>
+
+namespace terrace {
+namespace {
+
+class HomeBuilder {
+ public:
+  explicit HomeBuilder(const ModelLayout& layout) : layout_(layout) {
+    for (auto& pieces : map_.homes.pieces) pieces.resize(layout.layers());
+  }
+
+  void place(Content content, LayerId layer, Tier tier, ElementRange elements) {
+    if (elements.count == 0) return;
+    const Bytes size = elements.count * layout_.element_size(content);
+    const Bytes offset = elements.first * layout_.element_size(content);
+    auto& resident = at(map_.resident, tier);
+    map_.homes.pieces[static_cast<std::size_t>(content)][layer.value].push_back(
+        {tier, offset, {resident, size}});
+    resident += size;
+    at(at(map_.resident_class, tier), class_of(content)) += size;
+  }
+
+  // The first `dram_segments` in DRAM, the others on NVMe.
+  void split(Content content, LayerId layer, std::uint64_t dram_segments) {
+    const auto segments = layout_.block(layer).segments;
+    const auto dram = std::min(dram_segments, segments);
+    place(content, layer, Tier::dram, layout_.segment_range(layer, 0, dram));
+    place(content, layer, Tier::nvme, layout_.segment_range(layer, dram, segments - dram));
+  }
+
+  MemoryMap finish() {
+    map_.peak = map_.resident;
+    return std::move(map_);
+  }
+
+ private:
+  const ModelLayout& layout_;
+  MemoryMap map_;
+};
+
+}  // namespace
+
+Placement all_on(const ModelLayout& layout, Tier tier) {
+  Placement placement(layout.layers());
+  for (std::uint32_t l = 0; l < layout.layers(); ++l) {
+    const auto segments = tier == Tier::dram ? layout.block(LayerId{l}).segments : 0;
+    placement[l].parameter_dram_segments = segments;
+    placement[l].state_dram_segments.fill(segments);
+    placement[l].activation = tier;
+  }
+  return placement;
+}
+
+MemoryMap assign_homes(const ModelLayout& layout, const Placement& placement) {
+  HomeBuilder builder(layout);
+  for (std::uint32_t l = 0; l < layout.layers(); ++l) {
+    const LayerId layer{l};
+    const auto& where = placement[l];
+    if (where.parameter_hbm) {
+      builder.place(Content::parameter, layer, Tier::hbm,
+                    layout.segment_range(layer, 0, layout.block(layer).segments));
+    } else {
+      builder.split(Content::parameter, layer, where.parameter_dram_segments);
+    }
+    for (std::size_t s = 0; s < kOptimizerStateCount; ++s) {
+      builder.split(kOptimizerStates[s], layer, where.state_dram_segments[s]);
+    }
+  }
+  return builder.finish();
+}
+
+}  // namespace terrace

@@ -1,0 +1,233 @@
+#include "runtime/plan_check.h"
+
+#include <algorithm>
+
+#include "tiers/residency.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::size_t kMaxProblems = 20;
+
+class Replay {
+ public:
+  explicit Replay(const CheckedPlans& plans) : plans_(plans) {
+    for (const Content content : kHomed) {
+      for (std::uint32_t l = 0; l < plans.layout.layers(); ++l) {
+        for (const auto& piece : plans.map.homes.of(content, LayerId{l})) {
+          table_.place(piece.tier, piece.extent, {content, LayerId{l}, 0}, piece.data_offset);
+        }
+      }
+    }
+    for (const Tier tier : kTiers) {
+      if (at(plans.map.peak, tier) > at(plans.budget, tier)) {
+        problem(std::string(to_string(tier)) + " peak exceeds the budget");
+      }
+    }
+  }
+
+  void run(const StepPlan& plan) {
+    ++pass_;
+    for (op_ = 0; op_ < plan.operations.size(); ++op_) check(plan, plan.operations[op_]);
+    if (plan.schedule.training) ++steps_;
+    check_homes();
+  }
+
+  std::vector<std::string> problems() { return std::move(problems_); }
+
+ private:
+  static constexpr Content kHomed[] = {Content::parameter, Content::master_weight,
+                                       Content::momentum, Content::variance};
+
+  void problem(const std::string& text) {
+    if (problems_.size() < kMaxProblems) {
+      problems_.push_back("pass " + std::to_string(pass_) + " operation " + std::to_string(op_) +
+                          ": " + text);
+    }
+  }
+
+  void check(const StepPlan& plan, const Operation& operation) {
+    for (const auto dependency : plan.dependencies_of(op_)) {
+      if (dependency >= op_) problem("a dependency points forward");
+    }
+    const auto operands = plan.operands_of(op_);
+    for (const auto& operand : operands) {
+      if (operand.extent.end() > at(plans_.map.peak, operand.tier)) {
+        problem("an address lies outside the map");
+      }
+      if (operand.extent.offset.count % kPage.count != 0) problem("an address is not aligned");
+    }
+    switch (operation.kind) {
+      case OpKind::forward:
+      case OpKind::backward: use(operation, operands); break;
+      case OpKind::update: update(operation, operands); break;
+      default: transfer(operation, operands);
+    }
+  }
+
+  // The version that an operand's content must have now. Saved inputs and gradients are made anew in
+  // every pass; parameters and states count the finished steps.
+  std::uint64_t version(Content content) const {
+    return class_of(content) == TensorClass::parameter ||
+                   class_of(content) == TensorClass::optimizer_state
+               ? steps_
+               : pass_;
+  }
+
+  void expect(const Operand& operand, std::uint64_t wanted) {
+    const auto wrong = table_.mismatch(operand.tier, operand.extent,
+                                       {operand.content, operand.layer, wanted},
+                                       operand.data_offset);
+    if (!wrong.empty()) problem(wrong);
+  }
+
+  // Layer functions: each needs its whole parameters, input and output gradient.
+  void use(const Operation& operation, std::span<const Operand> operands) {
+    Bytes parameter;
+    for (const auto& operand : operands) {
+      if (operand.tier != Tier::hbm) problem("a layer function uses bytes outside HBM");
+      if (operand.content == Content::parameter) parameter = operand.extent.size;
+      if (reads(operand.access)) expect(operand, version(operand.content));
+    }
+    for (const auto& operand : operands) {
+      if (operand.content == Content::workspace) {
+        table_.forget(operand.tier, operand.extent);
+      } else if (writes(operand.access)) {
+        table_.place(operand.tier, operand.extent,
+                     {operand.content, operand.layer, version(operand.content)},
+                     operand.data_offset);
+      }
+    }
+    if (parameter != plans_.layout.block_size(operation.layer, Content::parameter)) {
+      problem("a layer function does not see the whole block");
+    }
+  }
+
+  void update(const Operation& operation, std::span<const Operand> operands) {
+    std::size_t covered = 0;
+    for (const auto& operand : operands) {
+      if (operand.tier != Tier::dram) problem("an update uses bytes outside DRAM");
+      if (reads(operand.access)) expect(operand, version(operand.content));
+      if (operand.extent.size ==
+          operation.elements.count * plans_.layout.element_size(operand.content)) {
+        ++covered;
+      }
+    }
+    if (covered != 5) problem("an update does not see all five contents of its elements");
+    for (const auto& operand : operands) {
+      if (writes(operand.access)) {
+        table_.place(operand.tier, operand.extent, {operand.content, operand.layer, steps_ + 1},
+                     operand.data_offset);
+      }
+    }
+  }
+
+  // A transfer carries whatever version lies at its source; whoever uses the bytes judges it.
+  void transfer(const Operation& operation, std::span<const Operand> operands) {
+    if (operands.size() != 2 || operands[0].extent.size != operands[1].extent.size ||
+        operands[0].extent.size != operation.bytes) {
+      problem("a transfer's ends differ in size");
+      return;
+    }
+    const auto& source = operands[0];
+    const auto& target = operands[1];
+    const auto wanted = version(source.content);
+    const bool counts_steps = wanted == steps_ && source.content != Content::activation &&
+                              source.content != Content::gradient;
+    for (const std::uint64_t candidate : {counts_steps ? wanted + 1 : wanted, wanted}) {
+      const DataId data{source.content, source.layer, candidate};
+      if (table_.mismatch(source.tier, source.extent, data, source.data_offset).empty()) {
+        table_.place(target.tier, target.extent, data, target.data_offset);
+        return;
+      }
+    }
+    problem("a transfer's source holds no version of its bytes");
+  }
+
+  void check_homes() {
+    for (const Content content : kHomed) {
+      for (std::uint32_t l = 0; l < plans_.layout.layers(); ++l) {
+        Bytes covered;
+        for (const auto& piece : plans_.map.homes.of(content, LayerId{l})) {
+          const auto wrong = table_.mismatch(piece.tier, piece.extent,
+                                             {content, LayerId{l}, steps_}, piece.data_offset);
+          if (!wrong.empty()) problem("after the step, " + wrong);
+          covered += piece.extent.size;
+        }
+        if (covered != plans_.layout.block_size(LayerId{l}, content)) {
+          problem("a block has no home for some of its bytes");
+        }
+      }
+    }
+  }
+
+  const CheckedPlans& plans_;
+  Residency table_;
+  std::uint64_t pass_ = 0;
+  std::uint64_t steps_ = 0;
+  OpIndex op_ = 0;
+  std::vector<std::string> problems_;
+};
+
+bool conflict(std::span<const Operand> first, std::span<const Operand> second) {
+  for (const auto& a : first) {
+    for (const auto& b : second) {
+      if (a.tier == b.tier && (writes(a.access) || writes(b.access)) &&
+          a.extent.overlaps(b.extent)) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+std::vector<std::string> check_plans(const CheckedPlans& plans) {
+  Replay replay(plans);
+  replay.run(plans.training);
+  replay.run(plans.training);
+  replay.run(plans.evaluation);
+  replay.run(plans.training);
+  replay.run(plans.evaluation);
+  return replay.problems();
+}
+
+std::vector<std::string> check_order(const StepPlan& previous, const StepPlan& next,
+                                     const BoundaryDependencies& boundary) {
+  const std::size_t base = previous.operations.size();
+  const std::size_t count = base + next.operations.size();
+  std::vector<std::vector<bool>> before(count, std::vector<bool>(count));  // [op][earlier one]
+  const auto inherit = [&](std::size_t op, std::size_t dependency) {
+    before[op][dependency] = true;
+    for (std::size_t i = 0; i < dependency; ++i) {
+      if (before[dependency][i]) before[op][i] = true;
+    }
+  };
+  std::vector<std::string> problems;
+  auto crossing = boundary.begin();
+  for (std::size_t op = 0; op < count; ++op) {
+    const bool late = op >= base;
+    const auto& plan = late ? next : previous;
+    const auto local = static_cast<OpIndex>(late ? op - base : op);
+    for (const auto dependency : plan.dependencies_of(local)) {
+      inherit(op, dependency + (late ? base : 0));
+    }
+    for (; late && crossing != boundary.end() && crossing->first == local; ++crossing) {
+      inherit(op, crossing->second);
+    }
+    for (std::size_t other = 0; other < op; ++other) {
+      const auto& other_plan = other >= base ? next : previous;
+      const auto other_local = static_cast<OpIndex>(other >= base ? other - base : other);
+      if (!before[op][other] &&
+          conflict(other_plan.operands_of(other_local), plan.operands_of(local))) {
+        problems.push_back("operations " + std::to_string(other) + " and " + std::to_string(op) +
+                           " touch the same bytes in no order");
+        if (problems.size() >= kMaxProblems) return problems;
+      }
+    }
+  }
+  return problems;
+}
+
+}  // namespace terrace

@@ -1,0 +1,37 @@
+#include "runtime/step_plan.h"
+
+#include "terrace/error.h"
+
+namespace terrace {
+
+Lane lane_of(OpKind kind) {
+  switch (kind) {
+    case OpKind::read: return Lane::nvme_read;
+    case OpKind::write: return Lane::nvme_write;
+    case OpKind::upload: return Lane::host_to_device;
+    case OpKind::download: return Lane::device_to_host;
+    case OpKind::update: return Lane::adam;
+    case OpKind::forward:
+    case OpKind::backward: return Lane::compute;
+  }
+  TERRACE_CHECK(false);
+}
+
+bool on_device(OpKind kind) {
+  return kind != OpKind::read && kind != OpKind::write && kind != OpKind::update;
+}
+
+const char* to_string(OpKind kind) {
+  switch (kind) {
+    case OpKind::read: return "read";
+    case OpKind::write: return "write";
+    case OpKind::upload: return "upload";
+    case OpKind::download: return "download";
+    case OpKind::update: return "update";
+    case OpKind::forward: return "forward";
+    case OpKind::backward: return "backward";
+  }
+  TERRACE_CHECK(false);
+}
+
+}  // namespace terrace

@@ -1,0 +1,360 @@
+// The planner against its judge and against brute force, over random models and budgets.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+
+#include "runtime/placement_search.h"
+#include "runtime/plan_check.h"
+#include "runtime/planner.h"
+#include "terrace/error.h"
+
+namespace terrace {
+namespace {
+
+using Random = std::mt19937_64;
+
+std::uint64_t pick(Random& random, std::uint64_t low, std::uint64_t high) {
+  return std::uniform_int_distribution<std::uint64_t>(low, high)(random);
+}
+
+// TERRACE_SEED repeats a run.
+std::uint64_t fresh_seed() {
+  const char* given = std::getenv("TERRACE_SEED");
+  const std::uint64_t seed = given ? std::strtoull(given, nullptr, 10) : std::random_device{}();
+  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  return seed;
+}
+
+ModelSpec random_model(Random& random, std::uint64_t max_layers, std::uint64_t max_elements) {
+  ModelSpec model;
+  model.parameter_dtype = pick(random, 0, 1) != 0 ? DType::bf16 : DType::fp32;
+  model.gradient_dtype = pick(random, 0, 1) != 0 ? DType::bf16 : DType::fp32;
+  const auto layers = pick(random, 1, max_layers);
+  for (std::uint64_t l = 0; l < layers; ++l) {
+    LayerSpec layer;
+    layer.name = "layer" + std::to_string(l);
+    const auto tensors = pick(random, 0, 3);
+    for (std::uint64_t t = 0; t < tensors; ++t) {
+      layer.tensors.push_back({layer.name + ".t" + std::to_string(t), {pick(random, 0, max_elements)}});
+    }
+    layer.input_bytes = {pick(random, 0, 30000)};
+    layer.input_gradient = l > 0;
+    layer.forward_workspace = {pick(random, 0, 20000)};
+    layer.backward_workspace = {pick(random, 0, 40000)};
+    layer.forward_flops = static_cast<double>(pick(random, 0, 1000000));
+    layer.backward_flops = 2 * layer.forward_flops;
+    model.layers.push_back(layer);
+  }
+  return model;
+}
+
+PerTier<Bytes> generous() { return {1_GiB, 1_GiB, 1_GiB}; }
+
+void expect_sound(const PlannerInput& input, const EnginePlan& plan) {
+  const auto wrong = check_plans(
+      {input.layout, plan.map, input.budget, plan.training, plan.evaluation});
+  for (const auto& text : wrong) ADD_FAILURE() << text;
+  for (const bool before : {false, true}) {
+    for (const bool after : {false, true}) {
+      const auto& previous = plan.plan(before);
+      const auto& next = plan.plan(after);
+      if (previous.operations.size() + next.operations.size() > 1500) continue;
+      for (const auto& text : check_order(previous, next, plan.boundary[before][after])) {
+        ADD_FAILURE() << text;
+      }
+    }
+  }
+}
+
+// Peaks of the unlimited plan bound the interesting budgets.
+PerTier<Bytes> random_budget(Random& random, const PerTier<Bytes>& full) {
+  PerTier<Bytes> budget;
+  for (const Tier tier : kTiers) {
+    const auto scale = pick(random, 0, 3);
+    at(budget, tier) = scale == 3 ? 1_GiB : Bytes{pick(random, 0, at(full, tier).count * 5 / 4 + 8192)};
+  }
+  if (pick(random, 0, 4) == 0) at(budget, Tier::nvme) = {};
+  return budget;
+}
+
+TEST(Planner, EmitsSoundPlansOrRefuses) {
+  const auto seed = fresh_seed();
+  int accepted = 0;
+  for (int trial = 0; trial < 1000; ++trial) {
+    SCOPED_TRACE("seed " + std::to_string(seed) + " trial " + std::to_string(trial));
+    Random random(seed + static_cast<std::uint64_t>(trial));
+    const auto model = random_model(random, 5, 30000);
+    const ModelLayout layout(model, Bytes{4096ULL << pick(random, 0, 3)});
+    PlannerInput input{layout, generous(), {}, {}, {}, {}};
+    const auto free_plan = plan_engine(input);
+    auto full = free_plan.map.peak;
+    at(full, Tier::nvme) = at(full, Tier::dram);
+    input.budget = random_budget(random, full);
+    if (pick(random, 0, 3) == 0) input.sub_group_elements = pick(random, 1, 60000);
+    if (pick(random, 0, 3) == 0) input.prefetch_elements = pick(random, 0, 60000);
+    try {
+      expect_sound(input, plan_engine(input));
+      ++accepted;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::out_of_budget) << error.what();
+      EXPECT_NE(std::string(error.what()).find("bytes"), std::string::npos);
+    }
+    if (HasFailure()) break;
+  }
+  EXPECT_GT(accepted, 200);
+}
+
+TEST(Planner, ForcedPlacementsAreMetToTheSegment) {
+  const auto seed = fresh_seed();
+  for (int trial = 0; trial < 200; ++trial) {
+    SCOPED_TRACE("seed " + std::to_string(seed) + " trial " + std::to_string(trial));
+    Random random(seed + static_cast<std::uint64_t>(trial));
+    const auto model = random_model(random, 4, 60000);
+    const ModelLayout layout(model, 4_KiB);
+    PlannerInput input{layout, generous(), {}, {}, {}, {}};
+    const auto fraction = [&] {
+      const double dram = static_cast<double>(pick(random, 0, 10)) / 10;
+      return TierFractions{0, dram, 1 - dram};
+    };
+    input.placement.parameter = fraction();
+    input.placement.momentum = fraction();
+    input.placement.activation = TierFractions{0.3, 0.4, 0.3};
+    const auto plan = plan_engine(input);
+    expect_sound(input, plan);
+    for (std::uint32_t l = 0; l < layout.layers(); ++l) {
+      const auto segments = static_cast<double>(layout.block(LayerId{l}).segments);
+      EXPECT_NEAR(static_cast<double>(plan.placement[l].state_dram_segments[1]),
+                  input.placement.momentum->dram * segments, 0.5 + 1e-9);
+    }
+    if (HasFailure()) break;
+  }
+}
+
+// Whether any placement of whole blocks lets the serial step fit, where every tier needs the homes,
+// the saved inputs alive, and what one moment of the step holds: computed from sizes alone.
+class BruteForce {
+ public:
+  BruteForce(const ModelLayout& layout, const PerTier<Bytes>& budget)
+      : layout_(layout), budget_(budget), parameter_(layout.layers()), state_(layout.layers()),
+        input_(layout.layers()) {}
+
+  bool possible() { return choose(0); }
+
+ private:
+  bool choose(std::uint32_t l) {
+    if (l == layout_.layers()) return fits();
+    for (const Tier p : kTiers) {
+      for (unsigned mask = 0; mask < 8; ++mask) {
+        for (const Tier a : kTiers) {
+          parameter_[l] = p;
+          state_[l] = mask;
+          input_[l] = a;
+          if (choose(l + 1)) return true;
+        }
+      }
+    }
+    return false;
+  }
+
+  std::uint64_t block(std::uint32_t l, Content content) const {
+    return layout_.block_size(LayerId{l}, content).count;
+  }
+  std::uint64_t in(std::uint32_t l) const { return layout_.input_size(LayerId{l}).count; }
+  static std::uint64_t pages(Bytes bytes) { return round_up(bytes, kPage).count; }
+
+  bool fits() {
+    homes_ = {};
+    const auto layers = static_cast<std::uint32_t>(layout_.layers());
+    for (std::uint32_t l = 0; l < layers; ++l) {
+      home(parameter_[l]) += block(l, Content::parameter);
+      for (unsigned s = 0; s < 3; ++s) {
+        home((state_[l] >> s & 1U) != 0 ? Tier::dram : Tier::nvme) +=
+            block(l, Content::momentum);
+      }
+    }
+    peak_ = homes_;
+    saved_ = {};
+    for (std::uint32_t l = 0; l < layers; ++l) forward(l, layers);
+    for (std::uint32_t l = layers; l-- > 0;) backward(l, layers);
+    for (const Tier tier : kTiers) {
+      if (peak_[static_cast<std::size_t>(tier)] > at(budget_, tier).count) return false;
+    }
+    return true;
+  }
+
+  std::uint64_t& home(Tier tier) { return homes_[static_cast<std::size_t>(tier)]; }
+  std::uint64_t& saved(Tier tier) { return saved_[static_cast<std::size_t>(tier)]; }
+
+  // A moment at which `extra` bytes of buffers are alive on a tier beside homes and saved inputs.
+  void moment(Tier tier, std::uint64_t extra) {
+    const auto index = static_cast<std::size_t>(tier);
+    peak_[index] = std::max(peak_[index], homes_[index] + saved_[index] + extra);
+  }
+
+  std::uint64_t segment(std::uint64_t block_bytes, Content content) const {
+    return std::min(block_bytes,
+                    layout_.segment_elements() * layout_.element_size(content).count);
+  }
+
+  void fetch_parameters(std::uint32_t l) {
+    if (parameter_[l] == Tier::nvme) {
+      moment(Tier::dram, segment(block(l, Content::parameter), Content::parameter));
+    }
+  }
+
+  // Staged input bytes pass in pieces of a segment's parameters.
+  std::uint64_t piece(std::uint64_t bytes) const { return segment(bytes, Content::parameter); }
+
+  void forward(std::uint32_t l, std::uint32_t layers) {
+    fetch_parameters(l);
+    const std::uint64_t output = l + 1 < layers ? in(l + 1) : 0;
+    const std::uint64_t p = parameter_[l] == Tier::hbm ? 0 : block(l, Content::parameter);
+    moment(Tier::hbm, in(l) + output + p + pages(layout_.layer(LayerId{l}).forward_workspace));
+    if (l + 1 == layers || input_[l] == Tier::hbm) {
+      saved(Tier::hbm) += in(l);
+      return;
+    }
+    saved(input_[l]) += in(l);
+    moment(input_[l], 0);
+    if (input_[l] == Tier::nvme) moment(Tier::dram, piece(in(l)));
+  }
+
+  void backward(std::uint32_t l, std::uint32_t layers) {
+    const bool kept = l + 1 == layers || input_[l] == Tier::hbm;
+    if (!kept) {
+      if (input_[l] == Tier::nvme) moment(Tier::dram, piece(in(l)));
+      saved(input_[l]) -= in(l);
+    } else {
+      saved(Tier::hbm) -= in(l);
+    }
+    fetch_parameters(l);
+    const std::uint64_t above = l + 1 < layers && layout_.layer(LayerId{l + 1}).input_gradient
+                                    ? in(l + 1) : 0;
+    const std::uint64_t below = layout_.layer(LayerId{l}).input_gradient ? in(l) : 0;
+    const std::uint64_t p = parameter_[l] == Tier::hbm ? 0 : block(l, Content::parameter);
+    moment(Tier::hbm, in(l) + above + below + p + block(l, Content::gradient) +
+                          pages(layout_.layer(LayerId{l}).backward_workspace));
+    std::uint64_t run = segment(block(l, Content::gradient), Content::gradient);
+    for (unsigned s = 0; s < 3; ++s) {
+      if ((state_[l] >> s & 1U) == 0) {
+        run += segment(block(l, Content::momentum), Content::momentum);
+      }
+    }
+    if (parameter_[l] != Tier::dram) run += segment(block(l, Content::parameter), Content::parameter);
+    moment(Tier::dram, run);
+  }
+
+  const ModelLayout& layout_;
+  const PerTier<Bytes> budget_;
+  std::vector<Tier> parameter_;
+  std::vector<unsigned> state_;  // bit s: state s lives in DRAM
+  std::vector<Tier> input_;
+  std::array<std::uint64_t, 3> homes_{}, saved_{}, peak_{};
+};
+
+TEST(Planner, AcceptsWhateverBruteForceFinds) {
+  const auto seed = fresh_seed();
+  int possible = 0;
+  int refused = 0;
+  for (int trial = 0; trial < 250; ++trial) {
+    SCOPED_TRACE("seed " + std::to_string(seed) + " trial " + std::to_string(trial));
+    Random random(seed + static_cast<std::uint64_t>(trial));
+    const auto model = random_model(random, 3, 5000);
+    const ModelLayout layout(model, 4_KiB);
+    PlannerInput input{layout, generous(), {}, {}, {}, {}};
+    auto full = plan_engine(input).map.peak;
+    at(full, Tier::nvme) = at(full, Tier::dram);
+    input.budget = random_budget(random, full);
+    bool accepted = true;
+    std::string refusal;
+    try {
+      expect_sound(input, plan_engine(input));
+    } catch (const Error& error) {
+      accepted = false;
+      refusal = error.what();
+    }
+    const bool can = BruteForce(layout, input.budget).possible();
+    possible += can ? 1 : 0;
+    refused += can ? 0 : 1;
+    EXPECT_TRUE(accepted || !can) << "brute force fits it: " << refusal;
+    if (HasFailure()) break;
+  }
+  EXPECT_GT(possible, 30);
+  EXPECT_GT(refused, 30);
+}
+
+// The smallest accepted HBM budget is exact: one byte less is refused, and the message says one byte.
+TEST(Planner, NamesTheMissingByte) {
+  Random random(7);
+  const auto model = random_model(random, 4, 20000);
+  const ModelLayout layout(model, 4_KiB);
+  PlannerInput input{layout, generous(), {}, {}, {}, {}};
+  std::uint64_t low = 0;
+  std::uint64_t high = 1 << 30;
+  const auto accepts = [&](std::uint64_t hbm) {
+    at(input.budget, Tier::hbm) = {hbm};
+    try {
+      plan_engine(input);
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  };
+  while (low + 1 < high) (accepts((low + high) / 2) ? high : low) = (low + high) / 2;
+  at(input.budget, Tier::hbm) = {high - 1};
+  try {
+    plan_engine(input);
+    FAIL() << "one byte less must be refused";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find(" is 1 bytes"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("parameter"), std::string::npos);
+  }
+}
+
+TEST(PlanCheck, FindsPlantedMistakes) {
+  Random random(11);
+  const auto model = random_model(random, 5, 40000);
+  const ModelLayout layout(model, 4_KiB);
+  PlannerInput input{layout, {1_MiB, 400_KiB, 1_GiB}, {}, {}, {}, {}};
+  const auto plan = plan_engine(input);
+  ASSERT_FALSE(plan.training.dependencies.empty());
+  const auto problems = [&](const StepPlan& training) {
+    return check_plans({layout, plan.map, input.budget, training, plan.evaluation}).size() +
+           check_order(training, training, boundary_dependencies(training, training)).size();
+  };
+  ASSERT_EQ(problems(plan.training), 0U);
+  int caught = 0;
+  for (OpIndex op = 0; op < plan.training.operations.size(); ++op) {
+    auto broken = plan.training;  // an operand that lies one page further
+    broken.operands[broken.operations[op].first_operand].extent.offset += kPage;
+    caught += problems(broken) > 0 ? 1 : 0;
+  }
+  EXPECT_EQ(caught, static_cast<int>(plan.training.operations.size()));
+  auto unordered = plan.training;
+  std::fill(unordered.dependency_begin.begin(), unordered.dependency_begin.end(), 0U);
+  EXPECT_GT(problems(unordered), 0U);
+}
+
+TEST(Planner, PlansATrillionParametersQuickly) {
+  ModelSpec model;
+  const std::uint64_t width = 25600;
+  for (int l = 0; l < 128; ++l) {
+    LayerSpec layer;
+    layer.name = "block" + std::to_string(l);
+    layer.tensors.push_back({layer.name + ".weights", {12, width, width}});
+    layer.input_bytes = Bytes{2048 * width * 2};
+    layer.forward_flops = 2e9 * 2048;
+    layer.backward_flops = 3 * layer.forward_flops;
+    model.layers.push_back(layer);
+  }
+  const ModelLayout layout(model, 1_MiB);
+  const PlannerInput input{layout, {80_GiB, 512_GiB, 32_TiB}, {}, {}, {}, {}};
+  const auto plan = plan_engine(input);
+  EXPECT_LT(plan.training.operations.size(), 100000U);
+  EXPECT_GT(plan.forecast.step_seconds, 0);
+}
+
+}  // namespace
+}  // namespace terrace
