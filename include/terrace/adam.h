@@ -82,7 +82,8 @@ class AdamPool {
   virtual int threads() const = 0;
   virtual void submit(Ticket ticket, const AdamScalars& scalars, const AdamSlice& slice) = 0;
   virtual std::size_t poll(std::vector<Completion>& completions) = 0;
-  // Called from a worker after each completion became visible to poll(). Set before submit().
+  // Called from a worker after each completion became visible to poll(). When set_waker() returns,
+  // the waker before is not running and will not be called again.
   virtual void set_waker(std::function<void()> waker) = 0;
 };
 

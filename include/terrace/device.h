@@ -81,7 +81,8 @@ class Device {
 
   // Appends what has completed since the last call; returns how many.
   virtual std::size_t poll(std::vector<Completion>& completions) = 0;
-  // `waker` is called, from any thread, after each completion became visible to poll().
+  // `waker` is called, from any thread, after each completion became visible to poll(). When
+  // set_waker() returns, the one before is not running and will not be called again.
   virtual void set_waker(std::function<void()> waker) = 0;
 
   // Blocks until everything enqueued on `stream` has ended.

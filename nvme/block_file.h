@@ -1,0 +1,31 @@
+// A file whose space is reserved and that is accessed past the page cache where that is possible.
+#pragma once
+
+#include "terrace/io_engine.h"
+
+namespace terrace {
+
+// Owns the descriptor. Thread rule: one thread; the descriptor itself may be used by several.
+class BlockFile {
+ public:
+  // As IoEngine::open() promises. Scratch files have no name: they are gone when the last descriptor
+  // is, however the process ends; info().path then leads to them through /proc.
+  explicit BlockFile(const IoFileOptions& options);
+  ~BlockFile();
+  BlockFile(BlockFile&& other) noexcept;
+  BlockFile& operator=(BlockFile&&) = delete;
+
+  int descriptor() const { return descriptor_; }
+  const IoFileInfo& info() const { return info_; }
+
+ private:
+  void create(const IoFileOptions& options);
+  void reserve(const IoFileOptions& options);
+  void probe_direct();
+  void close_descriptor() noexcept;
+
+  int descriptor_ = -1;
+  IoFileInfo info_;
+};
+
+}  // namespace terrace

@@ -1,0 +1,116 @@
+// Any engine, at most so fast: the emulated speed of a drive.
+#include <algorithm>
+#include <unordered_map>
+
+#include "nvme/engines.h"
+#include "terrace/error.h"
+
+namespace terrace {
+namespace {
+
+class ThrottledEngine final : public IoEngine {
+ public:
+  ThrottledEngine(std::unique_ptr<IoEngine> engine, Throttle read, Throttle write, Clock& clock)
+      : engine_(std::move(engine)), read_(read), write_(write), clock_(clock) {}
+
+  IoEngineInfo info() const override {
+    auto info = engine_->info();
+    info.notes.push_back("reads and writes are throttled on request");
+    return info;
+  }
+  FileId open(const IoFileOptions& options) override { return engine_->open(options); }
+  void close(FileId file) override { engine_->close(file); }
+  IoFileInfo file_info(FileId file) const override { return engine_->file_info(file); }
+  void register_buffers(std::span<const std::span<std::byte>> buffers) override {
+    engine_->register_buffers(buffers);
+  }
+
+  // The inner engine sees tickets of our own, which lead to the caller's and to the deadline.
+  bool submit(const IoRequest& request) override {
+    IoRequest inner = request;
+    inner.ticket = {next_};
+    if (!engine_->submit(inner)) return false;
+    const auto now = clock_.now();
+    Pacer::Slot slot{now, now};
+    if (request.operation == IoOperation::read) slot = read_.reserve(now, request.bytes);
+    if (request.operation == IoOperation::write) slot = write_.reserve(now, request.bytes);
+    held_[next_++] = {{request.ticket, 0, 0, slot.start, slot.end}, false};
+    return true;
+  }
+  void flush() override { engine_->flush(); }
+  std::size_t pending() const override { return held_.size(); }
+
+  std::size_t reap(std::vector<Completion>& completions, Nanoseconds timeout) override {
+    const auto until = clock_.now() + timeout;
+    std::size_t count = release(completions);
+    while (count == 0) {
+      const auto now = clock_.now();
+      const auto wait = std::clamp(std::min(until, next_deadline(now)) - now, Nanoseconds{0},
+                                   timeout);
+      arrived_.clear();
+      const auto inner = engine_->reap(arrived_, wait);
+      for (const auto& completion : arrived_) hold(completion);
+      count = release(completions);
+      const bool woken = inner == 0 && clock_.now() < now + wait;
+      if (woken || clock_.now() >= until) break;
+    }
+    return count;
+  }
+  void wake() override { engine_->wake(); }
+
+ private:
+  struct Held {
+    Completion completion;  // end: the deadline
+    bool arrived = false;
+  };
+
+  void hold(const Completion& inner) {
+    const auto found = held_.find(inner.ticket.value);
+    TERRACE_CHECK(found != held_.end());
+    auto& held = found->second;
+    held.completion.error = inner.error;
+    held.completion.bytes = inner.bytes;
+    held.completion.end = std::max(held.completion.end, inner.end);
+    held.arrived = true;
+  }
+
+  Nanoseconds next_deadline(Nanoseconds now) const {
+    auto next = Nanoseconds::max();
+    for (const auto& [ticket, held] : held_) {
+      if (held.arrived) next = std::min(next, std::max(now, held.completion.end));
+    }
+    return next;
+  }
+
+  std::size_t release(std::vector<Completion>& completions) {
+    const auto now = clock_.now();
+    std::size_t count = 0;
+    for (auto it = held_.begin(); it != held_.end();) {
+      if (it->second.arrived && it->second.completion.end <= now) {
+        completions.push_back(it->second.completion);
+        it = held_.erase(it);
+        ++count;
+      } else {
+        ++it;
+      }
+    }
+    return count;
+  }
+
+  std::unique_ptr<IoEngine> engine_;
+  Pacer read_;
+  Pacer write_;
+  Clock& clock_;
+  std::uint64_t next_ = 0;
+  std::unordered_map<std::uint64_t, Held> held_;
+  std::vector<Completion> arrived_;
+};
+
+}  // namespace
+
+std::unique_ptr<IoEngine> make_throttled_engine(std::unique_ptr<IoEngine> engine, Throttle read,
+                                                Throttle write, Clock& clock) {
+  return std::make_unique<ThrottledEngine>(std::move(engine), read, write, clock);
+}
+
+}  // namespace terrace

@@ -1,0 +1,167 @@
+// Runs plans: starts each lane's next operation when what it waits for is there, and learns from the
+// ports' completions.
+//
+// The executor owns no thread. Whoever drives it calls turn() in a loop (ExecutorThread, or a test);
+// the numbered phases of turn() are the only places where its state changes.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/links.h"
+#include "runtime/planner.h"
+#include "terrace/adam.h"
+#include "terrace/device.h"
+#include "terrace/engine.h"
+#include "terrace/io_engine.h"
+#include "terrace/trace.h"
+#include "tiers/tensor_store.h"
+
+namespace terrace {
+
+// A plan with the links that running it needs. Built once, shared by all steps.
+struct RunnablePlans {
+  explicit RunnablePlans(EnginePlan plan);
+
+  EnginePlan engine;
+  Links dependents[2];              // [evaluation]
+  Links waits_across[2][2];         // [previous][next], by operation of next
+  Links dependents_across[2][2];    // [previous][next], by operation of previous
+};
+
+struct ExecutorPorts {
+  Device& device;
+  IoEngine& io;
+  AdamPool& adam;
+  TraceSink* trace = nullptr;  // may be null
+};
+
+// What the executor acts on besides the plan.
+struct ExecutorContext {
+  const RunnablePlans& plans;
+  const ModelLayout& layout;
+  const TensorStore& store;
+  FileId file;  // NVMe addresses are offsets in it; unused when nothing lives there
+};
+
+// Thread rule: one thread makes all calls (the I/O engine's owner).
+class Executor {
+ public:
+  Executor(const ExecutorContext& context, const ExecutorPorts& ports);
+  ~Executor();  // nothing may be in flight: call settle() first
+
+  // Two passes may be alive at a time: the tail of one overlaps the head of the next.
+  bool can_begin() const { return passes_.size() < kMaxPasses && failure_.empty(); }
+  // Queues a pass and returns its number.
+  std::uint64_t begin(bool evaluation, const AdamScalars& scalars);
+
+  // The trainer wants the layer of the pass's next use.
+  void request_lease();
+  bool lease_granted() const { return leased_; }
+  // The trainer has enqueued its work.
+  void release_lease();
+
+  // Drops every operation of the newest pass that has not started. False when an update has started:
+  // then some layers are updated and some are not, and the executor has failed.
+  bool cancel();
+
+  // All layer functions and updates of the newest pass have ended.
+  bool updates_done() const;
+  bool idle() const { return passes_.empty(); }
+
+  // The phases of one round: collect completions (waiting up to `timeout` for one), act on them,
+  // start what is ready, hand it to the kernel.
+  void turn(Nanoseconds timeout);
+  // After a failure: waits for what the ports still owe.
+  void settle();
+
+  // The first error; sticky. Empty while all is well.
+  const std::string& failure() const { return failure_; }
+  void fail(const std::string& message);
+
+  const PerLane<LaneStats>& stats() const { return stats_; }
+
+ private:
+  static constexpr std::size_t kMaxPasses = 2;
+
+  enum class Stage : std::uint8_t {
+    waiting,  // in its lane's queue
+    leased,   // layer uses: the trainer is enqueueing work
+    issued,   // a port owns it
+    done,
+  };
+
+  struct OpState {
+    Stage stage = Stage::waiting;
+    bool has_event = false;     // device operations, while issued
+    EventId event;
+    std::uint32_t waits = 0;    // unmet dependencies
+    std::uint32_t parts = 0;    // completions that are still owed
+    Nanoseconds start{0};
+  };
+
+  struct Pass {
+    std::uint64_t number = 0;
+    bool evaluation = false;
+    const StepPlan* plan = nullptr;
+    AdamScalars scalars;
+    std::vector<OpState> ops;
+    std::size_t open = 0;          // operations that are not done
+    std::size_t open_results = 0;  // of them, layer uses and updates
+    bool updates_started = false;
+  };
+
+  struct OpRef {
+    std::uint64_t pass = 0;
+    OpIndex op = 0;
+  };
+
+  Pass& pass(std::uint64_t number);
+  Pass* find_pass(std::uint64_t number);
+  const Operation& operation(OpRef ref) { return pass(ref.pass).plan->operations[ref.op]; }
+  OpState& state(OpRef ref) { return pass(ref.pass).ops[ref.op]; }
+
+  void count_waits(Pass& next);
+  void satisfy_dependents(OpRef ref, bool issued);
+
+  void start_ready();
+  bool start_lane(Lane lane);
+  bool start(OpRef ref);
+  bool start_io(OpRef ref, IoOperation operation);
+  void start_copy(OpRef ref);
+  void start_update(OpRef ref);
+  void start_use(OpRef ref);
+  void wait_for_device_dependencies(OpRef ref, StreamId stream);
+  void mark_issued(OpRef ref, StreamId stream);
+
+  void complete(const Completion& completion);
+  void finish(OpRef ref);
+  void account(OpRef ref, Nanoseconds start, Nanoseconds end, Bytes bytes);
+  std::string describe(OpRef ref);
+  void fail_operation(OpRef ref, const Completion& completion);
+  void retire_passes();
+
+  static constexpr std::uint64_t kBeginMark = 1ULL << 63;  // of a layer use's start
+  static Ticket ticket(OpRef ref) { return {(ref.pass << 32) | ref.op}; }
+
+  const ExecutorContext context_;
+  const ExecutorPorts ports_;
+  std::deque<Pass> passes_;  // oldest first
+  std::uint64_t next_number_ = 1;
+  std::array<std::deque<OpRef>, kLaneCount> queues_;
+  std::array<std::size_t, kLaneCount> in_flight_{};
+  std::size_t owed_ = 0;  // completions
+  bool lease_wanted_ = false;
+  bool leased_ = false;
+  OpRef lease_;
+  std::vector<Completion> completions_;
+  std::array<Nanoseconds, kLaneCount> busy_until_{};
+  PerLane<LaneStats> stats_{};
+  std::string failure_;
+};
+
+}  // namespace terrace

@@ -1,0 +1,72 @@
+// The thread on which an executor lives, and the calls by which the trainer's thread reaches it.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "runtime/executor.h"
+
+namespace terrace {
+
+// Thread rule: one trainer thread makes all calls. Each call that waits ends with Error when the
+// executor fails; the message is the executor's first one.
+class ExecutorThread {
+ public:
+  // Makes the I/O engine on the new thread, lets `open` open files with it and choose the context,
+  // and starts the executor. What either throws is thrown here.
+  using MakeIo = std::function<std::unique_ptr<IoEngine>()>;
+  using Open = std::function<ExecutorContext(IoEngine&)>;
+  ExecutorThread(const MakeIo& make_io, const Open& open, Device& device, AdamPool& adam,
+                 TraceSink* trace);
+  ~ExecutorThread();  // waits for what is in flight
+
+  // Queues a pass as soon as at most one other is alive.
+  void begin(bool evaluation, const AdamScalars& scalars);
+  // Waits until the next layer's bytes are, or will be in stream order, on the device.
+  void lease();
+  void release();
+  // Drops the pass that was begun last; see Executor::cancel().
+  void cancel();
+  void wait_for_updates();
+  void wait_until_idle();
+
+  // Runs `task` on the executor's thread while nothing is in flight, and rethrows what it throws.
+  void run_idle(const std::function<void(IoEngine&)>& task);
+
+  PerLane<LaneStats> stats();
+  // Throws the first failure, if there was one.
+  void check();
+
+ private:
+  using Predicate = std::function<bool(Executor&)>;
+  // Has the executor's thread act as soon as `ready`, and waits for it.
+  void perform(const Predicate& ready, const std::function<void(Executor&)>& action);
+  void loop(const MakeIo& make_io, const Open& open);
+  void serve(Executor& executor);
+
+  Device& device_;
+  AdamPool& adam_;
+  TraceSink* trace_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_: the one request that the trainer's thread may have open.
+  Predicate ready_;
+  std::function<void(Executor&)> action_;
+  bool requested_ = false;
+  bool started_ = false;
+  bool stop_ = false;
+  std::exception_ptr error_;      // of start-up or of the action
+  std::string failure_;
+  PerLane<LaneStats> stats_{};
+  IoEngine* io_ = nullptr;        // for wake() only
+
+  std::thread thread_;  // last: uses everything above
+};
+
+}  // namespace terrace
