@@ -11,6 +11,7 @@ namespace terrace {
 namespace {
 
 constexpr std::uint64_t kMaxRuns = 4000;  // update runs of one step, unless the budgets need more
+constexpr std::size_t kMaxSearchLayers = 3;  // whose placements can all be tried
 constexpr double kWorthwhile = 0.995;     // a larger shape must be this much faster
 
 // How far HBM lets compute run ahead of the copies, richest first.
@@ -130,6 +131,7 @@ class Planner {
       consider(shape_of({0, 0}, kHostDepths[std::size(kHostDepths) - 1], length));
       if (best_) return;
     }
+    if (input_.layout.layers() > kMaxSearchLayers) return;
     if (auto found = search_placements(input_)) keep(std::move(*found));
   }
 
