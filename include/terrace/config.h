@@ -56,9 +56,8 @@ struct SpeedConfig {
 };
 
 // Emulated speeds: upper bounds put on the real lanes, to measure overlap on any machine.
+// Those of NVMe are in IoEngineOptions.
 struct ThrottleConfig {
-  Throttle nvme_read;
-  Throttle nvme_write;
   Throttle host_to_device;
   Throttle device_to_host;
   double adam_gb_s = 0;

@@ -1,0 +1,18 @@
+// The sub-commands of `terrace`. Each adds itself to the command line; its callback runs it and
+// leaves the exit code.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace terrace::cli {
+
+// 0: done. 1: the answer is no (not identical). 2: bad input or failure. 130: interrupted.
+struct ExitCode {
+  int value = 0;
+};
+
+void add_info(CLI::App& app, ExitCode& code);
+void add_plan(CLI::App& app, ExitCode& code);
+void add_train(CLI::App& app, ExitCode& code);
+
+}  // namespace terrace::cli

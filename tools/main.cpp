@@ -1,0 +1,25 @@
+// terrace: one binary, sub-commands.
+#include <exception>
+
+#include <fmt/core.h>
+
+#include "tools/commands.h"
+
+int main(int argc, char** argv) {
+  CLI::App app{"Trains models larger than the device through HBM, RAM and NVMe."};
+  app.require_subcommand(1);
+  terrace::cli::ExitCode code;
+  terrace::cli::add_info(app, code);
+  terrace::cli::add_plan(app, code);
+  terrace::cli::add_train(app, code);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const int result = app.exit(error);
+    return result == 0 ? 0 : 2;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "terrace: {}\n", error.what());
+    return 2;
+  }
+  return code.value;
+}

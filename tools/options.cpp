@@ -1,0 +1,111 @@
+#include "tools/options.h"
+
+#include <cstdlib>
+#include <sstream>
+
+#include "terrace/error.h"
+
+namespace terrace::cli {
+namespace {
+
+double parse_speed(const std::string& text, const std::string& whole) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (end == text.c_str() || *end != '\0' || !(value > 0) || value > 1e6) {
+    throw Error(ErrorCode::invalid_argument,
+                "--throttle " + whole + ": '" + text + "' is no positive speed in GB/s");
+  }
+  return value;
+}
+
+}  // namespace
+
+void ModelOptions::add(CLI::App& command) {
+  command.add_option("--model", size, "a built-in size: 1M, 10M, 100M, 1B, 7B, ... 1T");
+  command.add_option("--layers", layers, "transformer blocks");
+  command.add_option("--width", width, "model width");
+  command.add_option("--heads", heads, "attention heads; must divide the width");
+  command.add_option("--context", context, "bytes of one sequence");
+  command.add_option("--batch", batch, "sequences of one step");
+  command.add_option("--seed", gpt.seed, "of initial values, batches and samples");
+  command.add_option("--dtype", dtype, "of parameters and gradients: bf16 or fp32");
+}
+
+gpt::GptConfig ModelOptions::config() const {
+  gpt::GptConfig result = gpt;
+  if (!size.empty()) {
+    const gpt::NamedSize* found = nullptr;
+    std::string known;
+    for (const auto& named : gpt::named_sizes()) {
+      if (size == named.name) found = &named;
+      known += std::string(known.empty() ? "" : ", ") + named.name;
+    }
+    if (found == nullptr) {
+      throw Error(ErrorCode::invalid_argument,
+                  "--model " + size + " is no built-in size; there are " + known);
+    }
+    result.layers = found->layers;
+    result.width = found->width;
+    result.heads = found->heads;
+    result.context = found->context;
+    result.batch = found->batch;
+  }
+  result.layers = layers.value_or(result.layers);
+  result.width = width.value_or(result.width);
+  result.heads = heads.value_or(result.heads);
+  result.context = context.value_or(result.context);
+  result.batch = batch.value_or(result.batch);
+  result.parameter_dtype = result.gradient_dtype = parse_dtype(dtype);
+  gpt::validate(result);
+  return result;
+}
+
+void TierOptions::add(CLI::App& command) {
+  command.add_option("--config", config_file, "a JSON configuration (docs/config.md)");
+  command.add_option("--hbm", hbm, "budget on the device, for example 128MiB");
+  command.add_option("--dram", dram, "budget in RAM");
+  command.add_option("--nvme", nvme, "directory on the drive that takes the rest");
+  command.add_option("--nvme-budget", nvme_budget, "budget on the drive");
+  command.add_option("--segment", segment, "parameter bytes of a segment, a power of two from 4096");
+  command.add_option("--io", io_engine, "auto, io_uring, threads or memory");
+  command.add_option("--adam-threads", adam_threads, "workers of the optimizer; 0: one per core");
+  command.add_option("--throttle", throttle,
+                     "emulated speeds in GB/s, for example nvme_read=1.0,host_to_device=4.0; "
+                     "compute=1 doubles every layer's time");
+}
+
+Config TierOptions::config() const {
+  Config config = config_file.empty() ? Config{} : load_config(config_file);
+  if (!hbm.empty()) config.budget.hbm = parse_bytes(hbm);
+  if (!dram.empty()) config.budget.dram = parse_bytes(dram);
+  if (!nvme_budget.empty()) config.budget.nvme = parse_bytes(nvme_budget);
+  if (!nvme.empty()) config.nvme = {{nvme, {}, {}}};
+  if (!segment.empty()) config.segment = parse_bytes(segment);
+  if (!io_engine.empty()) config.io.kind = parse_io_engine(io_engine);
+  if (adam_threads) config.adam_threads = *adam_threads;
+  if (!throttle.empty()) apply_throttle(throttle, config);
+  return config;
+}
+
+void apply_throttle(const std::string& text, Config& config) {
+  std::istringstream entries(text);
+  for (std::string entry; std::getline(entries, entry, ',');) {
+    const auto equals = entry.find('=');
+    const std::string lane = entry.substr(0, equals);
+    const double speed =
+        parse_speed(equals == std::string::npos ? "" : entry.substr(equals + 1), entry);
+    if (lane == "nvme_read") config.io.read.gb_s = speed;
+    else if (lane == "nvme_write") config.io.write.gb_s = speed;
+    else if (lane == "host_to_device") config.throttle.host_to_device.gb_s = speed;
+    else if (lane == "device_to_host") config.throttle.device_to_host.gb_s = speed;
+    else if (lane == "adam") config.throttle.adam_gb_s = speed;
+    else if (lane == "compute") config.throttle.compute_delay = speed;
+    else
+      throw Error(ErrorCode::invalid_argument,
+                  "--throttle: '" + lane +
+                      "' is no lane; there are nvme_read, nvme_write, host_to_device, "
+                      "device_to_host, adam and compute");
+  }
+}
+
+}  // namespace terrace::cli

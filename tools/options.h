@@ -1,0 +1,41 @@
+// Options that several sub-commands share, and their way into a Config.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+
+#include "terrace/config.h"
+#include "tools/gpt_model.h"
+
+namespace terrace::cli {
+
+struct ModelOptions {
+  std::string size;  // a name of gpt::named_sizes(), or empty
+  gpt::GptConfig gpt;
+  std::optional<std::uint32_t> layers, width, heads, context, batch;
+  std::string dtype = "bf16";
+
+  void add(CLI::App& command);
+  // The named size or the defaults, with what was given explicitly.
+  gpt::GptConfig config() const;
+};
+
+struct TierOptions {
+  std::string config_file;
+  std::string hbm, dram, nvme_budget;  // sizes
+  std::string nvme;                    // a directory
+  std::string throttle;                // "nvme_read=1.0,adam=2"
+  std::string io_engine;
+  std::string segment;
+  std::optional<int> adam_threads;
+
+  void add(CLI::App& command);
+  // The file's configuration with the flags over it.
+  Config config() const;
+};
+
+// Throws Error(invalid_argument) naming the lane that is unknown or the value that is no speed.
+void apply_throttle(const std::string& text, Config& config);
+
+}  // namespace terrace::cli

@@ -1,0 +1,60 @@
+#include "tools/progress.h"
+
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "tools/report.h"
+
+namespace terrace::cli {
+namespace {
+
+constexpr std::uint64_t kBarWidth = 24;
+constexpr std::uint64_t kPlainLines = 20;  // over a whole run
+
+}  // namespace
+
+Progress::Progress(std::uint64_t steps, std::uint64_t tokens_per_step)
+    : steps_(steps), tokens_(tokens_per_step), terminal_(::isatty(STDOUT_FILENO) != 0) {}
+
+// GB/s of every lane over the step.
+std::string Progress::lanes(const EngineStats& stats, double seconds) {
+  std::string text;
+  for (const Lane lane : kLanes) {
+    if (lane == Lane::compute) continue;
+    static constexpr const char* kShort[] = {"rd", "wr", "up", "dn", "adam"};
+    const auto moved = at(stats.lanes, lane).bytes - at(before_, lane).bytes;
+    text += fmt::format(" {} {:.2f}", kShort[static_cast<std::size_t>(lane)],
+                        static_cast<double>(moved.count) / seconds / 1e9);
+  }
+  before_ = stats.lanes;
+  return text;
+}
+
+void Progress::show(std::uint64_t step, double loss, double seconds, const EngineStats& stats) {
+  spent_ += seconds;
+  const double left = spent_ / static_cast<double>(step) * static_cast<double>(steps_ - step);
+  const auto speeds = lanes(stats, seconds);
+  const double rate = static_cast<double>(tokens_) / seconds;
+  if (terminal_) {
+    const auto filled = step * kBarWidth / steps_;
+    fmt::print("\r[{}{}] {}/{}  {:.3f} bits/byte  {:.0f} tok/s  GB/s{}  {} left \x1b[K",
+               std::string(filled, '#'), std::string(kBarWidth - filled, '.'), step, steps_, loss,
+               rate, speeds, duration_text(left));
+    std::fflush(stdout);
+    return;
+  }
+  const std::uint64_t every = std::max<std::uint64_t>(1, steps_ / kPlainLines);
+  if (step % every != 0 && step != 1 && step != steps_) return;
+  fmt::print("step {}/{}  loss {:.3f} bits/byte  {:.0f} tokens/s  GB/s{}  {} left\n", step, steps_,
+             loss, rate, speeds, duration_text(left));
+  std::fflush(stdout);
+}
+
+void Progress::end() {
+  if (terminal_) fmt::print("\n");
+}
+
+}  // namespace terrace::cli

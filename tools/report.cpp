@@ -1,0 +1,76 @@
+#include "tools/report.h"
+
+#include <fmt/core.h>
+
+#include <iterator>
+
+namespace terrace::cli {
+
+std::string duration_text(double seconds) {
+  if (seconds < 1e-3) return fmt::format("{:.0f} us", seconds * 1e6);
+  if (seconds < 1) return fmt::format("{:.1f} ms", seconds * 1e3);
+  if (seconds < 120) return fmt::format("{:.2f} s", seconds);
+  if (seconds < 7200) return fmt::format("{:.1f} min", seconds / 60);
+  return fmt::format("{:.1f} h", seconds / 3600);
+}
+
+std::string count_text(std::uint64_t count) {
+  const auto value = static_cast<double>(count);
+  if (value >= 1e12) return fmt::format("{:.2f}T", value / 1e12);
+  if (value >= 1e9) return fmt::format("{:.2f}B", value / 1e9);
+  if (value >= 1e6) return fmt::format("{:.2f}M", value / 1e6);
+  return fmt::format("{:.1f}K", value / 1e3);
+}
+
+std::string plan_text(const Forecast& forecast) {
+  std::string text;
+  auto out = std::back_inserter(text);
+  fmt::format_to(out, "  {:<6}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}\n", "tier", "budget", "reserved",
+                 "parameters", "optimizer", "buffers", "free");
+  for (const Tier tier : kTiers) {
+    const auto& entry = at(forecast.tiers, tier);
+    fmt::format_to(out, "  {:<6}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}\n", to_string(tier),
+                   to_string(entry.budget), to_string(entry.peak),
+                   to_string(at(entry.resident, TensorClass::parameter)),
+                   to_string(at(entry.resident, TensorClass::optimizer_state)),
+                   to_string(entry.transient), to_string(entry.budget - entry.peak));
+  }
+  fmt::format_to(out, "  {:<16}{:>14}{:>14}\n", "lane", "bytes/step", "floor");
+  for (const Lane lane : kLanes) {
+    const auto& entry = at(forecast.lanes, lane);
+    fmt::format_to(out, "  {:<16}{:>14}{:>14}{}\n", to_string(lane),
+                   lane == Lane::compute ? std::string("-") : to_string(entry.bytes),
+                   duration_text(entry.seconds),
+                   lane == forecast.bottleneck ? "  <- bottleneck" : "");
+  }
+  fmt::format_to(out, "  forecast: {} per step, {:.2f} times the bottleneck's floor\n",
+                 duration_text(forecast.step_seconds),
+                 forecast.step_seconds / at(forecast.lanes, forecast.bottleneck).seconds);
+  return text;
+}
+
+std::string lanes_text(const Forecast& forecast, const EngineStats& stats, std::uint64_t steps,
+                       double mean_step_seconds) {
+  std::string text;
+  auto out = std::back_inserter(text);
+  const double n = static_cast<double>(steps);
+  fmt::format_to(out, "  {:<16}{:>14}{:>14}{:>14}{:>10}{:>9}\n", "lane", "bytes/step",
+                 "forecast", "measured", "GB/s", "busy");
+  for (const Lane lane : kLanes) {
+    const auto& seen = at(stats.lanes, lane);
+    const double busy = seen.busy_seconds / n;
+    const bool moves = lane != Lane::compute && seen.busy_seconds > 0;
+    fmt::format_to(out, "  {:<16}{:>14}{:>14}{:>14}{:>10}{:>8.0f}%\n", to_string(lane),
+                   lane == Lane::compute ? std::string("-") : to_string(seen.bytes / steps),
+                   duration_text(at(forecast.lanes, lane).seconds), duration_text(busy),
+                   moves ? fmt::format("{:.2f}", static_cast<double>(seen.bytes.count) /
+                                                     seen.busy_seconds / 1e9)
+                         : std::string("-"),
+                   100 * busy / mean_step_seconds);
+  }
+  fmt::format_to(out, "  {:<16}{:>14}{:>14}{:>14}\n", "step", "",
+                 duration_text(forecast.step_seconds), duration_text(mean_step_seconds));
+  return text;
+}
+
+}  // namespace terrace::cli

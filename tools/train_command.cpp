@@ -1,0 +1,229 @@
+// terrace train: the reference GPT, with what it prints and writes.
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numbers>
+#include <numeric>
+
+#include "terrace/error.h"
+#include "tools/commands.h"
+#include "tools/gpt_layers.h"
+#include "tools/options.h"
+#include "tools/progress.h"
+#include "tools/report.h"
+#include "tools/tiered_trainer.h"
+
+namespace terrace::cli {
+namespace {
+
+using gpt::ReferenceTrainer;
+using gpt::TextData;
+using gpt::TieredTrainer;
+
+volatile std::sig_atomic_t interrupted = 0;
+void on_interrupt(int) { interrupted = 1; }
+
+struct TrainOptions {
+  ModelOptions model;
+  TierOptions tiers;
+  std::string data = ".";
+  std::uint64_t steps = 100;
+  std::optional<double> learning_rate;
+  std::string trace;
+  std::string json;
+  std::uint32_t sample = 0;
+  bool verify = false;
+};
+
+// One run, from the options to the exit code.
+class TrainRun {
+ public:
+  explicit TrainRun(const TrainOptions& options)
+      : options_(options), gpt_(options.model.config()), config_(options.tiers.config()),
+        data_(options.data) {
+    if (config_.parameter_dtype && options.model.dtype == "bf16") {
+      gpt_.parameter_dtype = gpt_.gradient_dtype = *config_.parameter_dtype;
+    }
+    data_.require_context(gpt_.context);
+    check_writable(options.json, "--json");
+    check_writable(options.trace, "--trace");
+    if (!options.trace.empty()) config_.trace = options.trace;
+    rate_ = options.learning_rate.value_or(config_.learning_rate);
+    if (!config_.speeds.compute_tflops) {
+      config_.speeds.compute_tflops =
+          gpt::measure_tflops(gpt_) / (1 + config_.throttle.compute_delay);
+    }
+  }
+
+  int run() {
+    TieredTrainer trainer(gpt_, config_);
+    Engine& engine = trainer.engine();
+    if (options_.verify) reference_ = std::make_unique<ReferenceTrainer>(gpt_, config_.optimizer);
+    introduce(engine);
+    train(trainer);
+    engine.drain();
+    conclude(trainer);
+    if (!options_.json.empty()) write_json(engine);
+    if (identical_ && !*identical_) return 1;
+    return interrupted != 0 ? 130 : 0;
+  }
+
+ private:
+  static void check_writable(const std::string& path, const char* option) {
+    if (path.empty()) return;
+    if (std::ofstream(path, std::ios::app)) return;
+    throw Error(ErrorCode::io, std::string(option) + " " + path +
+                                   " cannot be written; name a file in a writable directory");
+  }
+
+  std::uint64_t state_bytes() const {
+    const auto model = gpt::make_model(gpt_);
+    return parameter_count(model) *
+           (12 + size_of(gpt_.parameter_dtype).count + size_of(gpt_.gradient_dtype).count);
+  }
+
+  void introduce(Engine& engine) const {
+    const auto stats = engine.stats();
+    fmt::print("model: {} parameters, state {} ({} blocks, width {}, {} heads, context {}, batch {})\n",
+               count_text(parameter_count(engine.model())), to_string(Bytes{state_bytes()}),
+               gpt_.layers, gpt_.width, gpt_.heads, gpt_.context, gpt_.batch);
+    fmt::print("data: {} bytes in {} files, order-0 entropy {:.3f} bits per byte\n", data_.bytes(),
+               data_.files(), data_.order0_entropy());
+    fmt::print("I/O: {}, {}{}\n", stats.io.engine,
+               stats.direct ? "direct" : "not direct (" + stats.direct_note + ")",
+               stats.io.registered_buffers ? ", registered buffers" : "");
+    for (const auto& note : stats.io.notes) fmt::print("note: {}\n", note);
+    for (const auto& note : config_.notes) fmt::print("note: {}\n", note);
+    fmt::print("plan\n{}", plan_text(engine.forecast()));
+    std::fflush(stdout);
+  }
+
+  void train(TieredTrainer& trainer) {
+    const auto previous = std::signal(SIGINT, on_interrupt);
+    Progress progress(options_.steps, gpt_.rows());
+    for (std::uint64_t s = 1; s <= options_.steps && interrupted == 0; ++s) {
+      const auto batch = data_.batch(gpt_, s);
+      const auto begin = std::chrono::steady_clock::now();
+      const auto result = trainer.step(batch, rate_);
+      const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
+      if (reference_) reference_->step(batch, rate_);
+      step_seconds_.push_back(spent.count());
+      losses_.push_back(result.loss / std::numbers::ln2);
+      stall_seconds_ += result.report.stall_seconds;
+      progress.show(s, losses_.back(), spent.count(), trainer.engine().stats());
+    }
+    progress.end();
+    std::signal(SIGINT, previous);
+  }
+
+  double mean_step() const {
+    const auto skip = step_seconds_.size() > 4 ? 1 : 0;  // the first step fills the pipeline
+    return std::accumulate(step_seconds_.begin() + skip, step_seconds_.end(), 0.0) /
+           static_cast<double>(step_seconds_.size() - static_cast<std::size_t>(skip));
+  }
+
+  void conclude(TieredTrainer& trainer) {
+    Engine& engine = trainer.engine();
+    if (interrupted != 0) fmt::print("interrupted: stopped after step {}\n", losses_.size());
+    stats_ = engine.stats();
+    if (!losses_.empty()) {
+      fmt::print("result\n{}", lanes_text(engine.forecast(), stats_, losses_.size(), mean_step()));
+      fmt::print("  loss {:.3f} bits per byte (order-0 entropy {:.3f}); {:.0f} tokens/s; stalled {}\n",
+                 losses_.back(), data_.order0_entropy(), gpt_.rows() / mean_step(),
+                 duration_text(stall_seconds_));
+    }
+    hash_ = gpt::state_hash(engine);
+    fmt::print("state hash: {}\n", hash_);
+    if (reference_) {
+      const auto found = gpt::difference(engine, *reference_);
+      identical_ = found.empty();
+      fmt::print("identical to in-memory training: {}\n", found.empty() ? "yes" : "no: " + found);
+    }
+    if (options_.sample > 0) {
+      const std::string prompt = data_.text().substr(0, std::min<std::size_t>(16, gpt_.context / 2));
+      fmt::print("sample:\n{}\n", gpt::sample(trainer, prompt, options_.sample, gpt_.seed));
+    }
+    if (!config_.trace.empty()) {
+      fmt::print("trace: {} (open it at https://ui.perfetto.dev)\n", config_.trace);
+    }
+  }
+
+  void write_json(Engine& engine) const {
+    nlohmann::json out;
+    const auto& forecast = engine.forecast();
+    out["parameters"] = parameter_count(engine.model());
+    out["state_bytes"] = state_bytes();
+    out["steps"] = losses_.size();
+    out["loss"] = losses_;
+    out["order0_entropy"] = data_.order0_entropy();
+    out["state_hash"] = hash_;
+    out["identical_to_reference"] = nullptr;
+    if (identical_) out["identical_to_reference"] = *identical_;
+    out["step_seconds"] = step_seconds_;
+    for (const Tier tier : kTiers) {
+      const auto& planned = at(forecast.tiers, tier);
+      out["tiers"][std::string(to_string(tier))] = {{"budget_bytes", planned.budget.count},
+                                                    {"planned_peak_bytes", planned.peak.count},
+                                                    {"peak_bytes", at(stats_.peak, tier).count}};
+    }
+    for (const Lane lane : kLanes) {
+      const auto& seen = at(stats_.lanes, lane);
+      out["lanes"][std::string(to_string(lane))] = {{"bytes", seen.bytes.count},
+                                                    {"planned_bytes", seen.planned_bytes.count},
+                                                    {"busy_seconds", seen.busy_seconds},
+                                                    {"floor_seconds", at(forecast.lanes, lane).seconds}};
+    }
+    out["forecast"] = {{"step_seconds", forecast.step_seconds},
+                       {"bottleneck", to_string(forecast.bottleneck)}};
+    out["stall_seconds"] = stall_seconds_;
+    out["io"] = {{"engine", stats_.io.engine},
+                 {"direct", stats_.direct},
+                 {"registered_buffers", stats_.io.registered_buffers},
+                 {"notes", stats_.io.notes}};
+    std::ofstream file(options_.json, std::ios::trunc);
+    file << out.dump(2) << "\n";
+    if (!file.flush()) {
+      throw Error(ErrorCode::io, "writing " + options_.json + " failed; is the disk full?");
+    }
+  }
+
+  const TrainOptions& options_;
+  gpt::GptConfig gpt_;
+  Config config_;
+  const TextData data_;
+  double rate_ = 0;
+  std::unique_ptr<ReferenceTrainer> reference_;
+  std::vector<double> losses_;  // bits per byte
+  std::vector<double> step_seconds_;
+  double stall_seconds_ = 0;
+  EngineStats stats_;
+  std::string hash_;
+  std::optional<bool> identical_;
+};
+
+}  // namespace
+
+void add_train(CLI::App& app, ExitCode& code) {
+  auto* command = app.add_subcommand("train", "train the reference GPT through the tiers");
+  auto options = std::make_shared<TrainOptions>();
+  options->model.add(*command);
+  options->tiers.add(*command);
+  command->add_option("--data", options->data, "text file or directory");
+  command->add_option("--steps", options->steps, "optimizer steps")->check(CLI::PositiveNumber);
+  command->add_option("--learning-rate", options->learning_rate, "of every step")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--trace", options->trace, "write a trace for Perfetto to this file");
+  command->add_option("--json", options->json, "write the result to this file");
+  command->add_option("--sample", options->sample, "print so many bytes of generated text");
+  command->add_flag("--verify", options->verify,
+                    "train the same model in memory beside it and compare every bit");
+  command->callback([options, &code] { code.value = TrainRun(*options).run(); });
+}
+
+}  // namespace terrace::cli
