@@ -1,54 +1,64 @@
 #include "tiers/host_memory.h"
 
 #include <sys/mman.h>
-#include <sys/sysinfo.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <string>
 
 #include "terrace/error.h"
+#include "tiers/topology.h"
 
 namespace terrace {
 namespace {
 
-constexpr std::uint64_t kPageBytes = 4096;
-constexpr std::uint64_t kHugePage = 2 << 20;
+constexpr Bytes kPage = 4_KiB;
+constexpr Bytes kHugePage = 2_MiB;
+constexpr Bytes kMaxMapping = 128_TiB;  // the address space of a process
 
-std::uint64_t available_bytes() {
-  struct sysinfo info {};
-  if (::sysinfo(&info) != 0) return 0;
-  return (info.freeram + info.bufferram) * static_cast<std::uint64_t>(info.mem_unit);
+std::string in_words(Bytes bytes) {
+  return std::to_string(bytes.count) + " bytes (" + to_string(bytes) + ")";
 }
 
-Error too_much(std::uint64_t bytes, const std::string& why) {
+Error too_much(Bytes size, const std::string& why) {
+  const auto available = available_memory();
   return {ErrorCode::out_of_budget,
-          "reserving " + std::to_string(bytes) + " bytes (" + to_string(Bytes{bytes}) +
-              ") of host memory failed: " + why + "; about " +
-              to_string(Bytes{available_bytes()}) +
-              " are free. Lower the dram budget or free memory"};
+          "reserving " + in_words(size) + " of host memory failed: " + why + "; " +
+              (available ? in_words(*available) : "an unknown amount") +
+              " of physical memory is available. Lower the dram budget or free memory"};
 }
 
-// Touches every page, so that memory that does not exist is missed now and not in a step.
-void populate(std::byte* memory, std::uint64_t bytes) {
+// Before anything is touched: the kernel gives addresses freely, and ends the process when it finds
+// no pages behind them.
+void check_available(Bytes size) {
+  const auto available = available_memory();
+  if (size > kMaxMapping || (available && size > *available)) {
+    throw too_much(size, "it is more than the machine has left");
+  }
+}
+
+void populate(std::span<std::byte> memory) {
 #ifdef MADV_POPULATE_WRITE
-  if (::madvise(memory, bytes, MADV_POPULATE_WRITE) == 0) return;
-  if (errno != EINVAL && errno != ENOSYS) throw too_much(bytes, std::strerror(errno));
+  if (::madvise(memory.data(), memory.size(), MADV_POPULATE_WRITE) == 0) return;
+  if (errno != EINVAL) throw too_much({memory.size()}, std::strerror(errno));
 #endif
-  for (std::uint64_t i = 0; i < bytes; i += kPageBytes) memory[i] = std::byte{0};
+  // A kernel before 5.14.
+  for (std::size_t i = 0; i < memory.size(); i += kPage.count) memory[i] = std::byte{0};
 }
 
 }  // namespace
 
-HostMemory::HostMemory(Bytes size, Device* device) : device_(device) {
-  TERRACE_CHECK(size.count > 0);
-  map(round_up(size, Bytes{kPageBytes}));
+HostMemory::HostMemory(Bytes size, Device* device, Bytes pinned_piece) : device_(device) {
+  TERRACE_CHECK(size.count > 0 && pinned_piece.count > 0);
+  check_available(size);
+  map(round_up(size, kPage));
   try {
-    populate(memory_.data(), memory_.size());
-    if (device_ != nullptr) pin();
+    populate(memory_);
+    if (device_ != nullptr) pin(pinned_piece);
   } catch (...) {
+    unpin();
     ::munmap(memory_.data(), memory_.size());
     throw;
   }
@@ -60,16 +70,16 @@ HostMemory::~HostMemory() {
 }
 
 // Huge pages need an aligned start: more address space is mapped than wanted, and the slack on both
-// sides is given back before anything is touched.
+// sides is given back before anything is touched. Nothing is reserved for it meanwhile.
 void HostMemory::map(Bytes size) {
-  const std::uint64_t slack = size.count >= kHugePage ? kHugePage : 0;
+  const std::uint64_t slack = size >= kHugePage ? kHugePage.count : 0;
   void* mapped = ::mmap(nullptr, size.count + slack, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapped == MAP_FAILED) throw too_much(size.count, std::strerror(errno));
+  if (mapped == MAP_FAILED) throw too_much(size, std::strerror(errno));
   auto* begin = static_cast<std::byte*>(mapped);
   if (slack > 0) {
     const auto address = reinterpret_cast<std::uintptr_t>(begin);
-    const std::uint64_t skip = round_up(address, kHugePage) - address;
+    const std::uint64_t skip = round_up(address, kHugePage.count) - address;
     if (skip > 0) ::munmap(begin, skip);
     if (skip < slack) ::munmap(begin + skip + size.count, slack - skip);
     begin += skip;
@@ -78,18 +88,12 @@ void HostMemory::map(Bytes size) {
   memory_ = {begin, size.count};
 }
 
-void HostMemory::pin() {
-  try {
-    for (std::size_t done = 0; done < memory_.size();) {
-      const auto piece = memory_.subspan(done, std::min(memory_.size() - done,
-                                                        std::size_t{kMaxPinned.count}));
-      device_->pin(piece);
-      pinned_.push_back(piece);
-      done += piece.size();
-    }
-  } catch (...) {
-    unpin();
-    throw;
+void HostMemory::pin(Bytes piece) {
+  for (std::size_t done = 0; done < memory_.size();) {
+    const auto next = memory_.subspan(done, std::min(memory_.size() - done, piece.count));
+    device_->pin(next);
+    pinned_.push_back(next);
+    done += next.size();
   }
 }
 

@@ -10,31 +10,33 @@
 
 namespace terrace {
 
-// An anonymous mapping, rounded up to whole pages and no further, backed by huge pages where the
-// system gives them, touched at construction so that memory that is not there fails now. Movable by
-// nobody; safe to read and write from any thread.
+// An anonymous mapping, rounded up to whole pages and no further, aligned to and backed by huge
+// pages where the system gives them, touched at construction so that memory that is not there is
+// missed now and not in a step. Neither copied nor moved; any thread may read and write the bytes.
 class HostMemory {
  public:
+  static constexpr Bytes kMaxPinned = 64_GiB;
+
   // Pins through `device` (which must outlive this) unless it is nullptr, in pieces of at most
-  // kMaxPinned, all of them or none. Throws Error(out_of_budget) naming the bytes wanted and what the
-  // machine has free, or what Device::pin throws.
-  HostMemory(Bytes size, Device* device);
+  // `pinned_piece`, all of them or none. Throws Error(out_of_budget) naming the bytes wanted and
+  // those available, or what Device::pin throws. `size` is above 0.
+  HostMemory(Bytes size, Device* device, Bytes pinned_piece = kMaxPinned);
+  // Unpins. No copy may be in flight.
   ~HostMemory();
   HostMemory(const HostMemory&) = delete;
   HostMemory& operator=(const HostMemory&) = delete;
 
+  // All of it: the size asked for, rounded up to whole pages.
   std::span<std::byte> span() const { return memory_; }
-
-  static constexpr Bytes kMaxPinned = 64_GiB;
 
  private:
   void map(Bytes size);
-  void pin();
+  void pin(Bytes piece);
   void unpin() noexcept;
 
   std::span<std::byte> memory_;
   Device* device_;
-  std::vector<std::span<std::byte>> pinned_;
+  std::vector<std::span<std::byte>> pinned_;  // the pieces
 };
 
 }  // namespace terrace

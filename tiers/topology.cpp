@@ -3,17 +3,21 @@
 #include <hwloc.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/statfs.h>
+#include <sys/statvfs.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <memory>
+#include <sstream>
+#include <string_view>
 
 #include "terrace/error.h"
 
@@ -26,7 +30,7 @@ std::string first_line(const fs::path& path) {
   std::ifstream file(path);
   std::string line;
   std::getline(file, line);
-  while (!line.empty() && (line.back() == ' ' || line.back() == '\n')) line.pop_back();
+  while (!line.empty() && line.back() == ' ') line.pop_back();  // names are padded with spaces
   return line;
 }
 
@@ -38,114 +42,214 @@ std::string chosen(const std::string& line) {
   return line.substr(open + 1, close - open - 1);
 }
 
-std::optional<Bytes> limit_in(const fs::path& path) {
+// Nothing for a missing file and for "max".
+std::optional<std::uint64_t> number_in(const fs::path& path) {
   const auto line = first_line(path);
   std::uint64_t value = 0;
   const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), value);
   if (error != std::errc{} || end != line.data() + line.size()) return std::nullopt;
+  return value;
+}
+
+// The sum of the values of all lines "key value" or "key: value" with one of these keys.
+using Keys = std::initializer_list<std::string_view>;
+std::optional<std::uint64_t> sum_in(const fs::path& path, Keys keys) {
+  std::ifstream file(path);
+  std::optional<std::uint64_t> sum;
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string key;
+    std::uint64_t value = 0;
+    if (!(words >> key >> value)) continue;
+    if (std::ranges::find(keys, key) != keys.end()) sum = sum.value_or(0) + value;
+  }
+  return sum;
+}
+
+// Whether "cpu,memory" has the memory controller in it.
+bool names_memory(const std::string& controllers) {
+  std::istringstream names(controllers);
+  for (std::string name; std::getline(names, name, ',');) {
+    if (name == "memory") return true;
+  }
+  return false;
+}
+
+void lower_to(std::optional<Bytes>& least, Bytes value) {
+  least = std::min(least.value_or(value), value);
+}
+
+// One group of either version of the memory controller.
+void add_group(ControlGroupMemory& memory, const fs::path& group, bool version2) {
   constexpr std::uint64_t kNoLimit = std::uint64_t{1} << 60;  // how version 1 says "unlimited"
-  if (value >= kNoLimit) return std::nullopt;
-  return Bytes{value};
-}
-
-// The smallest memory limit on the way from this process's control group to the root.
-std::optional<Bytes> control_group_limit() {
-  std::optional<Bytes> least;
-  std::ifstream groups("/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    const auto first = line.find(':');
-    const auto second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const auto controllers = line.substr(first + 1, second - first - 1);
-    const bool unified = controllers.empty();
-    if (!unified && controllers.find("memory") == std::string::npos) continue;
-    const fs::path root = unified ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
-    const char* name = unified ? "memory.max" : "memory.limit_in_bytes";
-    for (fs::path group = line.substr(second + 1);; group = group.parent_path()) {
-      if (const auto limit = limit_in(root / group.relative_path() / name)) {
-        least = std::min(least.value_or(*limit), *limit);
-      }
-      if (!group.has_relative_path()) break;
-    }
-  }
-  return least;
-}
-
-std::string file_system_name(long magic) {
-  switch (static_cast<unsigned long>(magic)) {
-    case 0xEF53: return "ext4";
-    case 0x58465342: return "xfs";
-    case 0x9123683E: return "btrfs";
-    case 0x01021994: return "tmpfs";
-    case 0x794C7630: return "overlay";
-    case 0x6969: return "nfs";
-    case 0x2FC12FC1: return "zfs";
-    case 0xF2F52010: return "f2fs";
-    case 0x65735546: return "fuse";
-    default: return "";
-  }
+  const auto limit = number_in(group / (version2 ? "memory.max" : "memory.limit_in_bytes"));
+  if (!limit || *limit >= kNoLimit) return;
+  lower_to(memory.limit, {*limit});
+  const auto usage = number_in(group / (version2 ? "memory.current" : "memory.usage_in_bytes"));
+  if (!usage) return;
+  const auto cache = sum_in(group / "memory.stat",
+                            version2 ? Keys{"active_file", "inactive_file"}
+                                     : Keys{"total_active_file", "total_inactive_file"});
+  const auto held = *usage - std::min(*usage, cache.value_or(0));
+  lower_to(memory.available, {*limit - std::min(*limit, held)});
 }
 
 struct TopologyDeleter {
   void operator()(hwloc_topology* topology) const { hwloc_topology_destroy(topology); }
 };
+struct BitmapDeleter {
+  void operator()(hwloc_bitmap_s* bitmap) const { hwloc_bitmap_free(bitmap); }
+};
+
+void add_hardware(Topology& result) {
+  hwloc_topology_t raw = nullptr;
+  if (hwloc_topology_init(&raw) != 0) return;
+  const std::unique_ptr<hwloc_topology, TopologyDeleter> topology(raw);
+  if (hwloc_topology_load(raw) != 0) return;
+  result.numa_nodes = std::max(1, hwloc_get_nbobjs_by_type(raw, HWLOC_OBJ_NUMANODE));
+  result.memory = {hwloc_get_root_obj(raw)->total_memory};
+  for (const auto type : {HWLOC_OBJ_L3CACHE, HWLOC_OBJ_L2CACHE}) {
+    const auto* cache = hwloc_get_obj_by_type(raw, type, 0);
+    if (cache == nullptr) continue;
+    result.last_level_cache = {cache->attr->cache.size};
+    break;
+  }
+  const std::unique_ptr<hwloc_bitmap_s, BitmapDeleter> cores(hwloc_bitmap_alloc());
+  if (hwloc_get_cpubind(raw, cores.get(), HWLOC_CPUBIND_PROCESS) != 0) {
+    hwloc_bitmap_copy(cores.get(), hwloc_topology_get_allowed_cpuset(raw));
+  }
+  result.cores = std::max(1, hwloc_bitmap_weight(cores.get()));
+}
+
+// A line of /proc/self/mountinfo: "36 35 98:0 /root /point options... - ext4 /dev/sda1 options".
+struct Mount {
+  std::string point;
+  std::string file_system;
+  std::string source;
+};
+
+// Spaces, tabs, newlines and backslashes are written as "\040".
+std::string unescaped(const std::string& text) {
+  std::string result;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\\' && i + 3 < text.size()) {
+      result += static_cast<char>((text[i + 1] - '0') * 64 + (text[i + 2] - '0') * 8 +
+                                  (text[i + 3] - '0'));
+      i += 3;
+    } else {
+      result += text[i];
+    }
+  }
+  return result;
+}
+
+std::optional<Mount> parse_mount(const std::string& line) {
+  const auto dash = line.find(" - ");
+  if (dash == std::string::npos) return std::nullopt;
+  std::istringstream left(line.substr(0, dash));
+  std::istringstream right(line.substr(dash + 3));
+  Mount mount;
+  for (int field = 0; field < 5; ++field) left >> mount.point;
+  right >> mount.file_system >> mount.source;
+  mount.point = unescaped(mount.point);
+  return mount;
+}
+
+// What `path` is on: the longest mount point above it; of equal ones the last, which hides others.
+Mount mount_of(const fs::path& path, const std::string& root) {
+  std::ifstream file(root + "/proc/self/mountinfo");
+  Mount best;
+  for (std::string line; std::getline(file, line);) {
+    auto mount = parse_mount(line);
+    if (!mount || mount->point.size() < best.point.size()) continue;
+    const fs::path point = mount->point;
+    if (std::ranges::mismatch(point, path).in1 == point.end()) best = std::move(*mount);
+  }
+  return best;
+}
+
+// The drive's folder under /sys. Some file systems (btrfs) have device numbers of their own; there
+// the mount tells the device.
+fs::path drive_folder(dev_t number, const Mount& mount, const std::string& root) {
+  std::error_code error;
+  auto folder = fs::canonical(root + "/sys/dev/block/" + std::to_string(major(number)) + ":" +
+                                  std::to_string(minor(number)),
+                              error);
+  if (error && mount.source.starts_with("/dev/")) {
+    const auto device = fs::weakly_canonical(mount.source, error).filename();
+    folder = fs::canonical(root + "/sys/class/block/" + device.string(), error);
+  }
+  if (error) return {};
+  return fs::exists(folder / "partition", error) ? folder.parent_path() : folder;
+}
 
 }  // namespace
 
-Topology detect_topology() {
+Topology detect_topology(const std::string& root) {
   Topology result;
-  hwloc_topology_t raw = nullptr;
-  if (hwloc_topology_init(&raw) == 0 && hwloc_topology_load(raw) == 0) {
-    const std::unique_ptr<hwloc_topology, TopologyDeleter> topology(raw);
-    result.numa_nodes = std::max(1, hwloc_get_nbobjs_by_type(raw, HWLOC_OBJ_NUMANODE));
-    if (const auto* root = hwloc_get_root_obj(raw)) result.memory = {root->total_memory};
-    for (const auto type : {HWLOC_OBJ_L3CACHE, HWLOC_OBJ_L2CACHE}) {
-      const auto* cache = hwloc_get_obj_by_type(raw, type, 0);
-      if (cache != nullptr && result.last_level_cache.count == 0) {
-        result.last_level_cache = {cache->attr->cache.size};
-      }
-    }
-    const std::unique_ptr<hwloc_bitmap_s, void (*)(hwloc_bitmap_t)> set(hwloc_bitmap_alloc(),
-                                                                         hwloc_bitmap_free);
-    if (hwloc_get_cpubind(raw, set.get(), HWLOC_CPUBIND_PROCESS) == 0) {
-      result.cores = std::max(1, hwloc_bitmap_weight(set.get()));
-    }
-  }
+  add_hardware(result);
   if (result.memory.count == 0) {
     result.memory = {static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
                      static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE))};
   }
-  result.memory_limit = control_group_limit();
+  result.memory_limit = control_group_memory(root).limit;
   if (result.memory_limit) result.memory = std::min(result.memory, *result.memory_limit);
   rlimit limit{};
   if (::getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
     result.memlock = Bytes{limit.rlim_cur};
   }
-  result.huge_pages = chosen(first_line("/sys/kernel/mm/transparent_hugepage/enabled"));
+  result.huge_pages = chosen(first_line(root + "/sys/kernel/mm/transparent_hugepage/enabled"));
   return result;
 }
 
-DriveFacts drive_facts(const std::string& directory) {
+// Lines of /proc/self/cgroup: "4:memory:/a/b" (version 1), "0::/a/b" (version 2). In a container
+// the path may be the host's, of which only the root is visible.
+ControlGroupMemory control_group_memory(const std::string& root) {
+  ControlGroupMemory memory;
+  std::ifstream groups(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    const auto first = line.find(':');
+    const auto second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const auto controllers = line.substr(first + 1, second - first - 1);
+    const bool version2 = controllers.empty();
+    if (!version2 && !names_memory(controllers)) continue;
+    const fs::path mount = root + (version2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory");
+    for (fs::path group = line.substr(second + 1);; group = group.parent_path()) {
+      add_group(memory, mount / group.relative_path(), version2);
+      if (!group.has_relative_path()) break;
+    }
+  }
+  return memory;
+}
+
+std::optional<Bytes> available_memory(const std::string& root) {
+  constexpr std::uint64_t kKiB = 1024;
+  auto available = control_group_memory(root).available;
+  const auto machine = sum_in(root + "/proc/meminfo", {"MemAvailable:"});
+  if (machine) lower_to(available, {*machine * kKiB});
+  return available;
+}
+
+DriveFacts drive_facts(const std::string& directory, const std::string& root) {
   struct stat status {};
-  struct statfs space {};
-  if (::stat(directory.c_str(), &status) != 0 || ::statfs(directory.c_str(), &space) != 0) {
+  struct statvfs space {};
+  if (::stat(directory.c_str(), &status) != 0 || ::statvfs(directory.c_str(), &space) != 0) {
     throw Error(ErrorCode::io, "the directory " + directory + " cannot be used: " +
                                    std::strerror(errno) + "; create it or name another one");
   }
   DriveFacts facts;
-  facts.file_system = file_system_name(static_cast<long>(space.f_type));
-  facts.free = {space.f_bavail * static_cast<std::uint64_t>(space.f_bsize)};
-  facts.size = {space.f_blocks * static_cast<std::uint64_t>(space.f_bsize)};
+  facts.free = {static_cast<std::uint64_t>(space.f_bavail) * space.f_frsize};
+  facts.size = {static_cast<std::uint64_t>(space.f_blocks) * space.f_frsize};
   std::error_code error;
-  const fs::path link = "/sys/dev/block/" + std::to_string(major(status.st_dev)) + ":" +
-                        std::to_string(minor(status.st_dev));
-  fs::path block = fs::canonical(link, error);
-  if (error) return facts;
-  if (fs::exists(block / "partition", error)) block = block.parent_path();
-  facts.device = block.filename().string();
-  facts.model = first_line(block / "device/model");
-  facts.scheduler = chosen(first_line(block / "queue/scheduler"));
-  const auto rotational = first_line(block / "queue/rotational");
+  const auto mount = mount_of(fs::canonical(directory, error), root);
+  facts.file_system = mount.file_system;
+  const auto drive = drive_folder(status.st_dev, mount, root);
+  if (drive.empty()) return facts;
+  facts.device = drive.filename().string();
+  facts.model = first_line(drive / "device/model");
+  facts.scheduler = chosen(first_line(drive / "queue/scheduler"));
+  const auto rotational = first_line(drive / "queue/rotational");
   if (!rotational.empty()) facts.rotational = rotational == "1";
   return facts;
 }

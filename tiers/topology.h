@@ -1,7 +1,9 @@
-// What this machine has.
+// What this machine has, as far as the system tells. Every function may be called from any thread.
+//
+// `root` stands before every path under /proc and /sys: "" for this machine, a folder of files in
+// tests.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -14,25 +16,37 @@ struct Topology {
   int numa_nodes = 1;
   Bytes memory;                      // physical, or the control group's limit when that is less
   std::optional<Bytes> memory_limit; // of the control group, when there is one
-  Bytes last_level_cache;
+  Bytes last_level_cache;            // one of them; 0 when unknown
   std::optional<Bytes> memlock;      // RLIMIT_MEMLOCK; absent: unlimited
   std::string huge_pages;            // "always", "madvise", "never", or "" when unknown
 };
 
-Topology detect_topology();
+Topology detect_topology(const std::string& root = "");
 
-// What the system tells of the drive behind a directory; empty or 0 where it does not.
+// The control groups (version 1 or 2) between this process and the root.
+struct ControlGroupMemory {
+  std::optional<Bytes> limit;      // the smallest; absent: no group has one
+  std::optional<Bytes> available;  // the least that a group leaves, file cache counted as free
+};
+
+ControlGroupMemory control_group_memory(const std::string& root = "");
+
+// What could be touched now without swapping: what the kernel estimates, or what the control groups
+// leave when that is less. Absent when unknown.
+std::optional<Bytes> available_memory(const std::string& root = "");
+
+// What the system tells of the drive behind a directory; empty or absent where it does not.
 struct DriveFacts {
   std::string file_system;  // "ext4", "xfs", "tmpfs", ...
-  std::string device;       // "nvme0n1"
+  std::string device;       // "nvme0n1"; the whole drive, not the partition; "dm-0" for a volume
   std::string model;
   std::string scheduler;
   std::optional<bool> rotational;
-  Bytes free;
+  Bytes free;               // for this user
   Bytes size;
 };
 
-// Throws Error(io) when the directory does not exist.
-DriveFacts drive_facts(const std::string& directory);
+// Throws Error(io) when the directory cannot be looked at.
+DriveFacts drive_facts(const std::string& directory, const std::string& root = "");
 
 }  // namespace terrace
