@@ -1,4 +1,4 @@
-// The devices under contract, and what their tests share. A new implementation joins device_kinds().
+// The devices under contract, and what their tests share. A new one joins device_kinds().
 #pragma once
 
 #include <gtest/gtest.h>

@@ -109,8 +109,8 @@ TEST_P(DeviceContract, EventsAreReused) {
   EXPECT_EQ(drain().size(), 1u);
 }
 
-// Random work on all streams. Each step waits for a random choice of earlier events; the log of what
-// ran must contain every such event's step before the step itself, and each stream in order.
+// Random work on all streams. Each step waits for a random choice of earlier events; the log of
+// what ran must hold every such event's step before the step itself, and each stream in order.
 class RandomSchedule {
  public:
   RandomSchedule(Device& device, unsigned seed) : device_(device), random_(seed) {}
