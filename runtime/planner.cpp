@@ -10,7 +10,10 @@
 namespace terrace {
 namespace {
 
-constexpr std::uint64_t kMaxRuns = 4000;  // update runs of one step, unless the budgets need more
+constexpr std::uint64_t kMaxRuns = 1500;  // update runs of one step, unless the budgets need more
+// Operations of all candidates whose step was simulated, after which the search takes the best so
+// far: planning stays below a second for any model.
+constexpr std::size_t kMaxSimulated = 80000;
 constexpr std::size_t kMaxSearchLayers = 3;  // whose placements can all be tried
 constexpr double kWorthwhile = 0.995;     // a larger shape must be this much faster
 
@@ -138,10 +141,13 @@ class Planner {
   void consider(const PlanShape& shape) {
     if (std::find(seen_.begin(), seen_.end(), shape) != seen_.end()) return;
     seen_.push_back(shape);
+    if (best_ && simulated_ > kMaxSimulated) return;
     if (auto candidate = fill_tiers(input_, shape)) keep(std::move(*candidate));
   }
 
   void keep(Candidate candidate) {
+    if (best_ && floor_of(candidate) > best_seconds_ * kWorthwhile) return;
+    simulated_ += candidate.training.operations.size();
     add_dependencies(candidate.training);
     const double seconds =
         steady_step_seconds(candidate.training,
@@ -150,6 +156,15 @@ class Planner {
     if (best_ && seconds > best_seconds_ * kWorthwhile) return;
     best_ = std::move(candidate);
     best_seconds_ = seconds;
+  }
+
+  // No step is shorter than its slowest lane.
+  double floor_of(const Candidate& candidate) const {
+    double floor = 0;
+    for (const auto& lane : lane_totals(candidate.training, input_.speeds)) {
+      floor = std::max(floor, lane.seconds);
+    }
+    return floor;
   }
 
   // ---- the result
@@ -318,6 +333,7 @@ class Planner {
   std::vector<PlanShape> seen_;
   std::optional<Candidate> best_;
   double best_seconds_ = 0;
+  std::size_t simulated_ = 0;
 };
 
 }  // namespace
