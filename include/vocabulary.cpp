@@ -130,18 +130,30 @@ Bytes parse_bytes(std::string_view text) {
     return Error(ErrorCode::invalid_argument, "'" + std::string(text) + "' is no size: " + why +
                                                   "; write for example 4096, 512MiB or 1.5GiB");
   };
-  double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc{}) throw refuse("it does not begin with a number");
-  std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
+  const auto digits = text.find_first_not_of("0123456789.-+eE");
+  const auto number = text.substr(0, digits);
+  std::string_view unit = digits == std::string_view::npos ? "" : text.substr(digits);
   while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
   const double factor = unit_factor(unit);
   if (factor == 0) throw refuse("the unit '" + std::string(unit) + "' is unknown");
-  const double bytes = number * factor;
+  const char* last = number.data() + number.size();
+  std::uint64_t whole = 0;
+  const auto integer = std::from_chars(number.data(), last, whole);
+  if (integer.ec == std::errc{} && integer.ptr == last) {  // exact up to the last byte
+    const auto scale = static_cast<std::uint64_t>(factor);
+    if (whole > (std::uint64_t{1} << 63) / scale) throw refuse("it is 2^63 bytes or more");
+    return {whole * scale};
+  }
+  double value = 0;
+  const auto decimal = std::from_chars(number.data(), last, value);
+  if (decimal.ec != std::errc{} || decimal.ptr != last) throw refuse("it begins with no number");
+  const double bytes = value * factor;
   if (!(bytes >= 0)) throw refuse("it is negative");
   if (!(bytes < 0x1p63)) throw refuse("it is 2^63 bytes or more");
-  if (bytes != std::floor(bytes)) throw refuse("it is not a whole number of bytes");
-  return {static_cast<std::uint64_t>(bytes)};
+  // Decimal fractions of a unit are not exact in binary: what is meant is the nearest byte.
+  const double nearest = std::round(bytes);
+  if (std::abs(bytes - nearest) > 1e-6 * factor) throw refuse("it is not a whole number of bytes");
+  return {static_cast<std::uint64_t>(nearest)};
 }
 
 Clock& steady_clock() {

@@ -188,10 +188,10 @@ fs::path drive_folder(dev_t number, const Mount& mount, const std::string& root)
 Topology detect_topology(const std::string& root) {
   Topology result;
   add_hardware(result);
-  if (result.memory.count == 0) {
-    result.memory = {static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
-                     static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE))};
-  }
+  // The topology library may miss memory that was added while the machine ran.
+  const Bytes pages{static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
+                    static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE))};
+  result.memory = std::max(result.memory, pages);
   result.memory_limit = control_group_memory(root).limit;
   if (result.memory_limit) result.memory = std::min(result.memory, *result.memory_limit);
   rlimit limit{};

@@ -8,6 +8,7 @@
 int main(int argc, char** argv) {
   CLI::App app{"Trains models larger than the device through HBM, RAM and NVMe."};
   app.require_subcommand(1);
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   terrace::cli::ExitCode code;
   terrace::cli::add_info(app, code);
   terrace::cli::add_plan(app, code);

@@ -22,6 +22,19 @@ std::string count_text(std::uint64_t count) {
   return fmt::format("{:.1f}K", value / 1e3);
 }
 
+std::string printable(const std::string& bytes) {
+  std::string text;
+  for (const char c : bytes) {
+    const auto value = static_cast<unsigned char>(c);
+    if (c == '\n' || c == '\t' || (value >= 0x20 && value < 0x7f)) {
+      text += c;
+    } else {
+      text += fmt::format("\\x{:02x}", value);
+    }
+  }
+  return text;
+}
+
 std::string plan_text(const Forecast& forecast) {
   std::string text;
   auto out = std::back_inserter(text);

@@ -147,7 +147,8 @@ class TrainRun {
     }
     if (options_.sample > 0) {
       const std::string prompt = data_.text().substr(0, std::min<std::size_t>(16, gpt_.context / 2));
-      fmt::print("sample:\n{}\n", gpt::sample(trainer, prompt, options_.sample, gpt_.seed));
+      fmt::print("sample:\n{}\n",
+                 printable(gpt::sample(trainer, prompt, options_.sample, gpt_.seed)));
     }
     if (!config_.trace.empty()) {
       fmt::print("trace: {} (open it at https://ui.perfetto.dev)\n", config_.trace);

@@ -1,0 +1,227 @@
+"""Runs `terrace` as a user does and reads what it prints: check_command.py TERRACE AREA.
+
+Exit status 77 when the system does not permit what an area needs (the reason is printed).
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+TERRACE = os.path.abspath(sys.argv[1])
+SMALL = ["--layers", "2", "--width", "64", "--heads", "2", "--context", "16", "--batch", "2",
+         "--segment", "4KiB"]
+LANES = ["nvme_read", "nvme_write", "host_to_device", "device_to_host", "adam", "compute"]
+
+
+class Place:
+    """A directory of its own with a text in it, inside the current one (so on a real drive)."""
+
+    def __enter__(self):
+        self.path = tempfile.mkdtemp(prefix="command-", dir=".")
+        self.drive = os.path.join(self.path, "drive")
+        os.mkdir(self.drive)
+        self.data = os.path.join(self.path, "data.txt")
+        with open(self.data, "w") as file:
+            file.write("the quick brown fox jumps over the lazy dog. " * 200)
+        return self
+
+    def __exit__(self, *unused):
+        shutil.rmtree(self.path)
+
+    def train(self, *arguments, model=SMALL, data=None, drive=None):
+        return [TERRACE, "train", *model, "--data", data or self.data, "--nvme",
+                drive or self.drive, *arguments]
+
+
+def run(command, **options):
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, **options)
+
+
+def expect(condition, message, result=None):
+    if condition:
+        return
+    if result is not None:
+        message += f"\nexit {result.returncode}\n{result.stdout[-3000:]}{result.stderr[-3000:]}"
+    sys.exit("FAILED: " + message)
+
+
+def refused(place, command, *words):
+    result = run(command)
+    expect(result.returncode == 2, f"{command[1:]} must be refused", result)
+    text = result.stderr
+    for word in words:
+        expect(re.search(word, text), f"the message must say '{word}'", result)
+    expect("terminate" not in text, "no abort", result)
+    expect(os.listdir(place.drive) == [], "nothing may be left on the drive", result)
+    return text
+
+
+def bad_input():
+    with Place() as place:
+        text = refused(place, place.train("--hbm", "4096"), "hbm budget", "backward", "gradient:")
+        needed = int(re.search(r"needs (\d+) bytes", text).group(1))
+        refused(place, place.train("--hbm", str(needed - 1)), "is 1 bytes")
+        result = run(place.train("--hbm", str(needed), "--steps", "1"))
+        expect(result.returncode == 0, "exactly enough HBM must do", result)
+        refused(place, place.train("--dram", "8KiB"), "dram", "missing \\d+ bytes|bytes", "Raise")
+        refused(place, place.train("--dram", "200KiB", "--nvme-budget", "64KiB"), "nvme",
+                "optimizer_state")
+        refused(place, place.train(drive=place.path + "/nowhere"), "nowhere", "create")
+        refused(place, place.train(drive=place.data), "data.txt")
+        refused(place, place.train(data=place.path + "/none.txt"), "none.txt", "does not exist")
+        empty = os.path.join(place.path, "empty.txt")
+        open(empty, "w").close()
+        refused(place, place.train(data=empty), "empty.txt", "no text")
+        refused(place, place.train("--context", "100000"), "9000", "100001")
+        refused(place, place.train("--heads", "3"), "3 heads do not divide the width of 64")
+        refused(place, place.train("--layers", "0"), "--layers")
+        refused(place, place.train("--segment", "5000"), "power of two")
+        refused(place, place.train("--throttle", "nvme=1"), "nvme_read")
+        refused(place, place.train("--throttle", "adam=fast"), "fast")
+        refused(place, place.train("--hbm", "12 parsecs"), "parsecs")
+        refused(place, place.train("--json", place.path + "/no/such/file"), "cannot be written")
+        refused(place, place.train("--learning-rate", "nan"), "learning")
+        config = os.path.join(place.path, "config.json")
+        for content, words in [
+                ('{"optimiser": {}}', "nearest known one is 'optimizer'"),
+                ('{"terrace": {"budget": {"hmb": 1}}}', "terrace.budget.hmb.*'hbm'"),
+                ('{"aio": {}, "aio": {}}', "twice"),
+                ('{"aio": 5}', "object"),
+                ('{', "not JSON"),
+                ('{"gradient_clipping": 1.0}', "not available yet")]:
+            with open(config, "w") as file:
+                file.write(content)
+            refused(place, place.train("--config", config), "config.json", words)
+        refused(place, [TERRACE, "plan", "--model", "2X"], "no built-in size", "1T")
+        result = run([TERRACE, "fly"])
+        expect(result.returncode == 2, "an unknown command must be refused", result)
+
+
+def results():
+    with Place() as place:
+        out = os.path.join(place.path, "out.json")
+        hashes = set()
+        for engine, budget in [("auto", ["--dram", "400KiB", "--hbm", "600KiB"]),
+                               ("threads", ["--dram", "400KiB", "--adam-threads", "1"]),
+                               ("memory", ["--dram", "2MiB", "--segment", "16KiB"]),
+                               ("auto", [])]:
+            result = run(place.train("--steps", "6", "--verify", "--sample", "5", "--json", out,
+                                     "--io", engine, *budget))
+            expect(result.returncode == 0, "training must succeed", result)
+            expect("identical to in-memory training: yes" in result.stdout, "identical", result)
+            with open(out) as file:
+                got = json.load(file)
+            hashes.add(got["state_hash"])
+            expect(got["identical_to_reference"] is True, "identical in JSON", result)
+            expect(len(got["loss"]) == got["steps"] == len(got["step_seconds"]) == 6, "6 steps")
+            expect(got["loss"][-1] < got["loss"][0], "the loss falls", result)
+            expect(got["state_bytes"] == 16 * got["parameters"], "16 bytes per parameter")
+            for tier in got["tiers"].values():
+                expect(tier["peak_bytes"] == tier["planned_peak_bytes"] <= tier["budget_bytes"],
+                       f"peak equals the plan and keeps the budget: {tier}")
+            expect(sorted(got["lanes"]) == sorted(LANES), "lanes")
+            for name, lane in got["lanes"].items():
+                expect(lane["bytes"] == lane["planned_bytes"], f"{name}: {lane}")
+            expect(got["lanes"]["adam"]["bytes"] == 6 * 28 * got["parameters"], "Adam's formula")
+            expect(got["forecast"]["bottleneck"] in LANES, "bottleneck")
+            for key in ["stall_seconds", "io"]:
+                expect(key in got, key)
+            expect(os.listdir(place.drive) == [], "nothing may be left on the drive")
+        expect(len(hashes) == 1, f"budget, engine and threads must not matter: {hashes}")
+        result = run([TERRACE, "info", "--nvme", place.drive])
+        expect(result.returncode == 0 and "instruction set" in result.stdout, "info", result)
+        result = run([TERRACE, "plan", "--model", "1T", "--hbm", "80GiB", "--dram", "512GiB",
+                      "--nvme", place.drive, "--nvme-budget", "32TiB"])
+        expect(result.returncode == 0 and "bottleneck" in result.stdout, "plan", result)
+
+
+def memory_group(limit):
+    """A control group with a memory limit: (its processes file, how to remove it)."""
+    name = f"terrace-test-{os.getpid()}"
+    for root, limit_file in [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+                             ("/sys/fs/cgroup", "memory.max")]:
+        group = os.path.join(root, name)
+        try:
+            os.mkdir(group)
+            with open(os.path.join(group, limit_file), "w") as file:
+                file.write(str(limit))
+            return os.path.join(group, "cgroup.procs"), lambda: os.rmdir(group)
+        except OSError:
+            if os.path.isdir(group):
+                os.rmdir(group)
+    print("no memory control group can be made here")
+    sys.exit(77)
+
+
+# What the process needs beside HBM and DRAM budgets: code, libraries, threads, the plan, the text
+# and the packing buffers of matrix products.
+PROCESS_BYTES = 64 << 20
+
+
+def limits():
+    """Device memory is no illusion: the process keeps HBM + DRAM + a constant."""
+    hbm, dram = 24 << 20, 40 << 20
+    procs, remove = memory_group(hbm + dram + PROCESS_BYTES)
+    try:
+        with Place() as place:
+            model = ["--layers", "4", "--width", "384", "--heads", "6", "--context", "64",
+                     "--batch", "4"]  # 120 MiB of state
+            command = place.train("--steps", "3", "--hbm", str(hbm), "--dram", str(dram),
+                                  "--throttle", "nvme_read=0.5,nvme_write=0.5", model=model)
+
+            def enter():
+                with open(procs, "w") as file:
+                    file.write(str(os.getpid()))
+
+            result = run(command, preexec_fn=enter)
+            expect(result.returncode == 0, "training must keep to its memory", result)
+            full_disk(place)
+    finally:
+        time.sleep(0.2)
+        remove()
+
+
+def full_disk(place):
+    mount = os.path.join(place.path, "full")
+    os.mkdir(mount)
+    if run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mount]).returncode != 0:
+        print("no file system can be mounted here: the full disk is not tested")
+        return
+    try:
+        result = run(place.train("--dram", "100KiB", "--steps", "1", "--nvme-budget", "1GiB",
+                                 "--width", "128", drive=mount))
+        expect(result.returncode == 2, "a full disk must be refused", result)
+        expect(re.search("free|No space", result.stderr), "the message helps", result)
+        expect(os.listdir(mount) == [], "nothing may be left on the full disk")
+    finally:
+        run(["umount", mount])
+
+
+def interruption():
+    with Place() as place:
+        command = place.train("--steps", "100000", "--json", place.path + "/out.json")
+        for kind in [signal.SIGKILL, signal.SIGINT]:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                       text=True)
+            while not process.stdout.readline().startswith("step 1/"):
+                expect(process.poll() is None, "the run must start")
+            process.send_signal(kind)
+            out, error = process.communicate(timeout=60)
+            expect(os.listdir(place.drive) == [], "nothing may be left on the drive")
+            if kind == signal.SIGINT:
+                expect(process.returncode == 130, f"exit {process.returncode}\n{out}{error}")
+                expect("interrupted: stopped after step" in out and "state hash" in out,
+                       "the summary is printed: " + out)
+        with open(place.path + "/out.json") as file:
+            expect(json.load(file)["steps"] >= 1, "the steps so far are in the JSON")
+
+
+{"bad_input": bad_input, "results": results, "limits": limits,
+ "interruption": interruption}[sys.argv[2]]()
+print("ok")
