@@ -1,4 +1,4 @@
-// Fits sin(3 x) * cos(2 y) with a multi-layer perceptron, twice: with its optimizer state on a drive
+// Fits sin(3 x) cos(2 y) with a multi-layer perceptron, twice: with its optimizer state on a drive
 // and little RAM, and with room for everything. Both must learn, and must give the same bits.
 #include <terrace/terrace.h>
 
