@@ -8,8 +8,9 @@ namespace terrace {
 // Owns the descriptor. Thread rule: one thread; the descriptor itself may be used by several.
 class BlockFile {
  public:
-  // As IoEngine::open() promises. Scratch files have no name: they are gone when the last descriptor
-  // is, however the process ends; info().path then leads to them through /proc.
+  // As IoEngine::open() promises; the size is rounded up to the alignment. Scratch files are made
+  // in the parent directory of `path` and have no name: they are gone when the last descriptor is,
+  // however the process ends. info().path then leads to them through /proc.
   explicit BlockFile(const IoFileOptions& options);
   ~BlockFile();
   BlockFile(BlockFile&& other) noexcept;
@@ -17,15 +18,20 @@ class BlockFile {
 
   int descriptor() const { return descriptor_; }
   const IoFileInfo& info() const { return info_; }
+  // Why the file's space is not reserved; empty when it is.
+  const std::string& reserve_note() const { return reserve_note_; }
 
  private:
   void create(const IoFileOptions& options);
+  void ask_direct(const std::string& path);
   void reserve(const IoFileOptions& options);
-  void probe_direct();
+  void probe_direct(const IoFileOptions& options);
+  bool set_direct(bool on);
   void close_descriptor() noexcept;
 
   int descriptor_ = -1;
   IoFileInfo info_;
+  std::string reserve_note_;
 };
 
 }  // namespace terrace

@@ -1,7 +1,9 @@
 // The files that an engine has open, by id.
 #pragma once
 
+#include <algorithm>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "nvme/block_file.h"
@@ -18,10 +20,13 @@ class FileTable {
     if (index == kMaxIoFiles) {
       throw Error(ErrorCode::unavailable, "opening " + options.path + ": " +
                                               std::to_string(kMaxIoFiles) +
-                                              " files are open already");
+                                              " files are open already; close one first");
     }
     if (index == files_.size()) files_.emplace_back();
-    files_[index].emplace(options);
+    const auto& note = files_[index].emplace(options).reserve_note();
+    if (!note.empty() && std::find(notes_.begin(), notes_.end(), note) == notes_.end()) {
+      notes_.push_back(note);
+    }
     return {static_cast<std::uint32_t>(index)};
   }
   void close(FileId file) {
@@ -32,9 +37,15 @@ class FileTable {
     TERRACE_CHECK(file.value < files_.size() && files_[file.value].has_value());
     return *files_[file.value];
   }
+  // `notes`, and what the files had to do without, each said once.
+  std::vector<std::string> add_notes(std::vector<std::string> notes) const {
+    notes.insert(notes.end(), notes_.begin(), notes_.end());
+    return notes;
+  }
 
  private:
   std::vector<std::optional<BlockFile>> files_;
+  std::vector<std::string> notes_;
 };
 
 }  // namespace terrace

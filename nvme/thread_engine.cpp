@@ -2,13 +2,16 @@
 // call that it is handed and brings back the result.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
+#include "nvme/deadline.h"
 #include "nvme/engines.h"
 #include "nvme/file_table.h"
 #include "nvme/transfers.h"
@@ -16,17 +19,19 @@
 namespace terrace {
 namespace {
 
+constexpr Nanoseconds kDrainTurn = std::chrono::milliseconds(100);  // of the destructor's wait
+
 class ThreadEngine final : public IoEngine {
  public:
   ThreadEngine(const IoEngineOptions& options, std::vector<std::string> notes)
       : notes_(std::move(notes)), table_(options.queue_depth, options.block) {
-    const auto count = std::max(1U, options.threads);
-    for (std::uint32_t i = 0; i < count; ++i) workers_.emplace_back([this] { work(); });
+    // A worker holds one transfer at a time: more workers than transfers would only sleep.
+    hire(std::clamp(options.threads, 1U, table_.depth()));
   }
 
   ~ThreadEngine() override {
     std::vector<Completion> ignored;
-    while (table_.pending() > 0) reap(ignored, std::chrono::milliseconds(100));
+    while (table_.pending() > 0) reap(ignored, kDrainTurn);
     {
       const std::lock_guard lock(mutex_);
       stop_ = true;
@@ -35,34 +40,36 @@ class ThreadEngine final : public IoEngine {
     for (auto& worker : workers_) worker.join();
   }
 
-  IoEngineInfo info() const override { return {"threads", false, false, notes_}; }
+  IoEngineInfo info() const override {
+    return {"threads", false, false, files_.add_notes(notes_)};
+  }
   FileId open(const IoFileOptions& options) override { return files_.open(options); }
-  void close(FileId file) override { files_.close(file); }
+  void close(FileId file) override {
+    TERRACE_CHECK(!table_.uses(file));
+    files_.close(file);
+  }
   IoFileInfo file_info(FileId file) const override { return files_.at(file).info(); }
   void register_buffers(std::span<const std::span<std::byte>>) override {}
 
   bool submit(const IoRequest& request) override {
-    return table_.submit(request, files_.at(request.file).info().alignment);
+    return table_.submit(request, files_.at(request.file).info());
   }
   void flush() override { start_transfers(); }
   std::size_t pending() const override { return table_.pending(); }
 
   std::size_t reap(std::vector<Completion>& completions, Nanoseconds timeout) override {
-    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    const auto deadline = deadline_after(steady_clock().now(), timeout);
     for (;;) {
+      // 1. Keep the workers busy.
       start_transfers();
-      if (table_.has_completed()) break;
-      std::unique_lock lock(mutex_);
-      const auto something = [&] { return !results_.empty() || woken_; };
-      const bool happened = returned_.wait_until(lock, deadline, something);
-      results_.swap(taken_);
-      const bool woken = std::exchange(woken_, false);
-      lock.unlock();
+      // 2. Take what they have brought back.
+      const bool woken = take_results(table_.has_completed() ? Nanoseconds{0} : deadline);
+      // 3. Account for it; slots that it frees are filled again before anyone waits.
       const auto now = steady_clock().now();
       for (const auto& result : taken_) settle(result, now);
-      taken_.clear();
-      if (!happened || woken) break;
+      if (table_.has_completed() || woken || now >= deadline) break;
     }
+    start_transfers();
     return table_.collect(completions);
   }
 
@@ -85,6 +92,29 @@ class ThreadEngine final : public IoEngine {
     std::int64_t value = 0;  // bytes, or -errno
   };
 
+  // Fewer threads than wanted are enough; none is not.
+  void hire(std::uint32_t count) {
+    try {
+      while (workers_.size() < count) workers_.emplace_back([this] { work(); });
+    } catch (const std::system_error& error) {
+      const std::string reason = "only " + std::to_string(workers_.size()) + " of " +
+                                 std::to_string(count) + " I/O threads could be started (" +
+                                 error.what() + "): raise the limit of processes (ulimit -u)";
+      if (workers_.empty()) throw Error(ErrorCode::unavailable, reason);
+      notes_.push_back(reason);
+    }
+  }
+
+  // Waits until there is a result, wake() or `deadline`; true for wake().
+  bool take_results(Nanoseconds deadline) {
+    taken_.clear();
+    std::unique_lock lock(mutex_);
+    returned_.wait_until(lock, std::chrono::steady_clock::time_point(deadline),
+                         [&] { return !results_.empty() || woken_; });
+    results_.swap(taken_);
+    return std::exchange(woken_, false);
+  }
+
   void start_transfers() {
     const auto now = steady_clock().now();
     for (int slot = table_.next(now); slot >= 0; slot = table_.next(now)) start(slot);
@@ -100,8 +130,7 @@ class ThreadEngine final : public IoEngine {
   }
 
   void settle(const Result& result, Nanoseconds now) {
-    const auto alignment = files_.at(table_.at(result.slot).file).info().alignment;
-    if (table_.advance(result.slot, result.value, alignment, now)) start(result.slot);
+    if (table_.advance(result.slot, result.value, now)) start(result.slot);
   }
 
   void work() {
@@ -136,10 +165,10 @@ class ThreadEngine final : public IoEngine {
     return result < 0 ? -errno : result;
   }
 
-  const std::vector<std::string> notes_;
+  std::vector<std::string> notes_;
   TransferTable table_;
   FileTable files_;
-  std::vector<Result> taken_;
+  std::vector<Result> taken_;  // by the owner, out of results_
   std::mutex mutex_;
   std::condition_variable filled_;
   std::condition_variable returned_;

@@ -1,8 +1,11 @@
 // Any engine, at most so fast: the emulated speed of a drive.
 #include <algorithm>
-#include <unordered_map>
+#include <atomic>
+#include <map>
 
+#include "nvme/deadline.h"
 #include "nvme/engines.h"
+#include "nvme/transfers.h"
 #include "terrace/error.h"
 
 namespace terrace {
@@ -27,6 +30,7 @@ class ThrottledEngine final : public IoEngine {
 
   // The inner engine sees tickets of our own, which lead to the caller's and to the deadline.
   bool submit(const IoRequest& request) override {
+    if (held_.size() == kMaxRequests) return false;
     IoRequest inner = request;
     inner.ticket = {next_};
     if (!engine_->submit(inner)) return false;
@@ -41,22 +45,25 @@ class ThrottledEngine final : public IoEngine {
   std::size_t pending() const override { return held_.size(); }
 
   std::size_t reap(std::vector<Completion>& completions, Nanoseconds timeout) override {
-    const auto until = clock_.now() + timeout;
-    std::size_t count = release(completions);
-    while (count == 0) {
-      const auto now = clock_.now();
-      const auto wait = std::clamp(std::min(until, next_deadline(now)) - now, Nanoseconds{0},
-                                   timeout);
+    const auto until = deadline_after(clock_.now(), timeout);
+    for (Nanoseconds wait{0};;) {
+      // 1. What the inner engine has done.
       arrived_.clear();
-      const auto inner = engine_->reap(arrived_, wait);
+      engine_->reap(arrived_, wait);
       for (const auto& completion : arrived_) hold(completion);
-      count = release(completions);
-      const bool woken = inner == 0 && clock_.now() < now + wait;
-      if (woken || clock_.now() >= until) break;
+      // 2. What is due. A wake() counts even where it coincides with completions that are not.
+      const auto count = release(completions);
+      const bool woken = woken_.exchange(false);
+      const auto now = clock_.now();
+      if (count > 0 || woken || now >= until) return count;
+      // 3. Sleep until something can be.
+      wait = std::max(std::min(until, next_deadline()) - now, Nanoseconds{0});
     }
-    return count;
   }
-  void wake() override { engine_->wake(); }
+  void wake() override {
+    woken_ = true;
+    engine_->wake();
+  }
 
  private:
   struct Held {
@@ -74,10 +81,10 @@ class ThrottledEngine final : public IoEngine {
     held.arrived = true;
   }
 
-  Nanoseconds next_deadline(Nanoseconds now) const {
+  Nanoseconds next_deadline() const {
     auto next = Nanoseconds::max();
     for (const auto& [ticket, held] : held_) {
-      if (held.arrived) next = std::min(next, std::max(now, held.completion.end));
+      if (held.arrived) next = std::min(next, held.completion.end);
     }
     return next;
   }
@@ -102,7 +109,8 @@ class ThrottledEngine final : public IoEngine {
   Pacer write_;
   Clock& clock_;
   std::uint64_t next_ = 0;
-  std::unordered_map<std::uint64_t, Held> held_;
+  std::map<std::uint64_t, Held> held_;  // in order of submission
+  std::atomic<bool> woken_ = false;
   std::vector<Completion> arrived_;
 };
 

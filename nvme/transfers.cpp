@@ -7,36 +7,46 @@
 
 namespace terrace {
 
-TransferTable::TransferTable(std::uint32_t slots, Bytes block)
-    : block_(std::max<std::uint64_t>(round_up(block.count, 4096), 4096)),
-      slots_(std::max(1U, slots)),
+int refusal(const IoRequest& request, const IoFileInfo& file) {
+  if (request.operation == IoOperation::flush) return 0;
+  const auto address = reinterpret_cast<std::uintptr_t>(request.data);
+  if (request.offset % file.alignment != 0 || request.bytes % file.alignment != 0 ||
+      address % file.alignment != 0) {
+    return EINVAL;
+  }
+  const auto size = file.size.count;
+  if (request.bytes <= size && request.offset <= size - request.bytes) return 0;
+  return request.operation == IoOperation::read ? ENODATA : ENOSPC;
+}
+
+TransferTable::TransferTable(std::uint32_t depth, Bytes block)
+    : block_(std::clamp(block, 1_B, kMaxBlock).count),
+      slots_(std::clamp(depth, 1U, kMaxTransfers)),
       requests_(kMaxRequests) {
   for (auto slot = static_cast<int>(slots_.size()); slot-- > 0;) free_slots_.push_back(slot);
   for (auto i = static_cast<std::uint32_t>(kMaxRequests); i-- > 0;) free_requests_.push_back(i);
 }
 
-bool TransferTable::submit(const IoRequest& request, std::uint32_t alignment) {
-  if (free_requests_.empty()) return false;
-  const auto address = reinterpret_cast<std::uintptr_t>(request.data);
-  if (request.operation != IoOperation::flush &&
-      (request.offset % alignment != 0 || request.bytes % alignment != 0 ||
-       address % alignment != 0)) {
-    completed_.push_back({request.ticket, EINVAL, 0, {}, {}});
-    return true;
-  }
-  if (request.operation != IoOperation::flush && request.bytes == 0) {
-    completed_.push_back({request.ticket, 0, 0, {}, {}});
+bool TransferTable::submit(const IoRequest& request, const IoFileInfo& file) {
+  if (pending() >= kMaxRequests) return false;
+  const int error = refusal(request, file);
+  if (error != 0 || (request.operation != IoOperation::flush && request.bytes == 0)) {
+    const auto now = steady_clock().now();
+    completed_.push_back({request.ticket, error, 0, now, now});
     return true;
   }
   const auto index = free_requests_.back();
   free_requests_.pop_back();
-  requests_[index] = {request, 0, 0, 0, false, {}};
+  auto& taken = requests_[index] = {};
+  taken.what = request;
+  taken.alignment = file.alignment;
+  taken.open = true;
   uncut_.push_back(index);
   ++open_;
   return true;
 }
 
-bool TransferTable::fully_cut(const Request& request) const {
+bool TransferTable::fully_cut(const Request& request) {
   return request.what.operation == IoOperation::flush ? request.started
                                                       : request.cut == request.what.bytes;
 }
@@ -47,49 +57,51 @@ int TransferTable::next(Nanoseconds now) {
   auto& request = requests_[index];
   const int slot = free_slots_.back();
   free_slots_.pop_back();
-  const auto& what = request.what;
-  const bool flush = what.operation == IoOperation::flush;
-  const std::uint64_t size = flush ? 0 : std::min(block_, what.bytes - request.cut);
-  slots_[static_cast<std::size_t>(slot)] = {what.operation,
-                                            what.file,
-                                            what.offset + request.cut,
-                                            flush ? nullptr : what.data + request.cut,
-                                            size,
-                                            index,
-                                            0};
+  auto& transfer = slots_[static_cast<std::size_t>(slot)] = {};
+  transfer.operation = request.what.operation;
+  transfer.file = request.what.file;
+  transfer.request = index;
+  if (transfer.operation != IoOperation::flush) {
+    transfer.offset = request.what.offset + request.cut;
+    transfer.data = request.what.data + request.cut;
+    transfer.bytes = std::min(round_up(block_, request.alignment),
+                              request.what.bytes - request.cut);
+    request.cut += transfer.bytes;
+  }
   if (!request.started) request.start = now;
   request.started = true;
-  request.cut += size;
   ++request.flying;
   if (fully_cut(request)) uncut_.pop_front();
   return slot;
 }
 
-bool TransferTable::advance(int slot, std::int64_t result, std::uint32_t alignment,
-                            Nanoseconds now) {
+bool TransferTable::advance(int slot, std::int64_t result, Nanoseconds now) {
   auto& transfer = slots_[static_cast<std::size_t>(slot)];
-  if (result == -EINTR || result == -EAGAIN) {
-    if (++transfer.attempts < kMaxAttempts) return true;
-    end_transfer(slot, static_cast<int>(-result), now);
-    return false;
+  if ((result == -EINTR || result == -EAGAIN) && ++transfer.interruptions < kMaxInterruptions) {
+    return true;
   }
   if (result < 0 || transfer.operation == IoOperation::flush) {
-    end_transfer(slot, static_cast<int>(-result), now);
+    end_transfer(slot, result < 0 ? static_cast<int>(-result) : 0, now);
     return false;
   }
   const auto moved = static_cast<std::uint64_t>(result);
   TERRACE_CHECK(moved <= transfer.bytes);
-  if (moved == transfer.bytes) {
-    end_transfer(slot, 0, now);
-    return false;
-  }
-  // Direct I/O must go on at an aligned offset: the bytes after the last boundary are moved again.
+  if (moved < transfer.bytes) return advance_short(slot, moved, now);
+  end_transfer(slot, 0, now);
+  return false;
+}
+
+// Direct I/O must go on at an aligned offset: the bytes after the last boundary are moved again.
+bool TransferTable::advance_short(int slot, std::uint64_t moved, Nanoseconds now) {
+  auto& transfer = slots_[static_cast<std::size_t>(slot)];
+  const std::uint64_t alignment = requests_[transfer.request].alignment;
   const std::uint64_t kept = moved / alignment * alignment;
-  if (moved == 0 || (kept == 0 && ++transfer.attempts >= kMaxAttempts)) {
+  transfer.interruptions = 0;
+  transfer.stalls = kept > 0 ? 0 : transfer.stalls + 1;
+  if (moved == 0 || transfer.stalls == kMaxStalls) {
     end_transfer(slot, transfer.operation == IoOperation::read ? ENODATA : EIO, now);
     return false;
   }
-  if (kept > 0) transfer.attempts = 0;
   transfer.offset += kept;
   transfer.data += kept;
   transfer.bytes -= kept;
@@ -97,7 +109,7 @@ bool TransferTable::advance(int slot, std::int64_t result, std::uint32_t alignme
 }
 
 void TransferTable::end_transfer(int slot, int error, Nanoseconds now) {
-  const auto index = slots_[static_cast<std::size_t>(slot)].request;
+  const auto index = at(slot).request;
   auto& request = requests_[index];
   free_slots_.push_back(slot);
   --request.flying;
@@ -112,6 +124,7 @@ void TransferTable::end_transfer(int slot, int error, Nanoseconds now) {
   const bool moved = request.error == 0 && request.what.operation != IoOperation::flush;
   completed_.push_back({request.what.ticket, request.error, moved ? request.what.bytes : 0,
                         request.start, now});
+  request.open = false;
   free_requests_.push_back(index);
   --open_;
 }
@@ -121,6 +134,12 @@ std::size_t TransferTable::collect(std::vector<Completion>& completions) {
   completions.insert(completions.end(), completed_.begin(), completed_.end());
   completed_.clear();
   return count;
+}
+
+bool TransferTable::uses(FileId file) const {
+  return std::any_of(requests_.begin(), requests_.end(), [&](const Request& request) {
+    return request.open && request.what.file == file;
+  });
 }
 
 }  // namespace terrace
