@@ -12,6 +12,7 @@ function(terrace_library name)
   add_library(terrace::${name} ALIAS terrace_${name})
   set_target_properties(terrace_${name} PROPERTIES EXPORT_NAME ${name}
     POSITION_INDEPENDENT_CODE ON)
+  target_compile_features(terrace_${name} PUBLIC cxx_std_20)
   target_include_directories(terrace_${name}
     PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
            $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>

@@ -134,6 +134,7 @@ Bytes parse_bytes(std::string_view text) {
   const auto number = text.substr(0, digits);
   std::string_view unit = digits == std::string_view::npos ? "" : text.substr(digits);
   while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
+  if (number.empty()) throw refuse("it does not begin with a number");
   const double factor = unit_factor(unit);
   if (factor == 0) throw refuse("the unit '" + std::string(unit) + "' is unknown");
   const char* last = number.data() + number.size();
@@ -141,12 +142,12 @@ Bytes parse_bytes(std::string_view text) {
   const auto integer = std::from_chars(number.data(), last, whole);
   if (integer.ec == std::errc{} && integer.ptr == last) {  // exact up to the last byte
     const auto scale = static_cast<std::uint64_t>(factor);
-    if (whole > (std::uint64_t{1} << 63) / scale) throw refuse("it is 2^63 bytes or more");
+    if (whole >= (std::uint64_t{1} << 63) / scale) throw refuse("it is 2^63 bytes or more");
     return {whole * scale};
   }
   double value = 0;
   const auto decimal = std::from_chars(number.data(), last, value);
-  if (decimal.ec != std::errc{} || decimal.ptr != last) throw refuse("it begins with no number");
+  if (decimal.ec != std::errc{} || decimal.ptr != last) throw refuse("the number cannot be read");
   const double bytes = value * factor;
   if (!(bytes >= 0)) throw refuse("it is negative");
   if (!(bytes < 0x1p63)) throw refuse("it is 2^63 bytes or more");

@@ -13,8 +13,9 @@ double seconds_of(const Operation& operation, const Speeds& speeds);
 // Bytes, and seconds at the lane's speed alone, of every lane.
 PerLane<LaneForecast> lane_totals(const StepPlan& plan, const Speeds& speeds);
 
-// Seconds from one step's end to the next one's, when `plan` follows itself (`self` are its boundary
-// dependencies): each lane serves its operations one by one in order, each after what it waits for.
+// Seconds from one step's end to the next one's, when `plan` follows itself (`self` are its
+// boundary dependencies): each lane serves its operations one by one in order, each after what it
+// waits for.
 double steady_step_seconds(const StepPlan& plan, const BoundaryDependencies& self,
                            const Speeds& speeds);
 

@@ -1,8 +1,8 @@
-// Runs plans: starts each lane's next operation when what it waits for is there, and learns from the
-// ports' completions.
+// Runs plans: starts each lane's next operation when what it waits for is there, and learns from
+// the ports' completions.
 //
-// The executor owns no thread. Whoever drives it calls turn() in a loop (ExecutorThread, or a test);
-// the numbered phases of turn() are the only places where its state changes.
+// The executor owns no thread. Whoever drives it calls turn() in a loop (ExecutorThread, or a
+// test); the numbered phases of turn() are the only places where its state changes.
 #pragma once
 
 #include <array>
@@ -65,8 +65,8 @@ class Executor {
   // The trainer has enqueued its work.
   void release_lease();
 
-  // Drops every operation of the newest pass that has not started. False when an update has started:
-  // then some layers are updated and some are not, and the executor has failed.
+  // Drops every operation of the newest pass that has not started. False when an update has
+  // started: then some layers are updated and some are not, and the executor has failed.
   bool cancel();
 
   // All layer functions and updates of the newest pass have ended.

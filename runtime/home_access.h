@@ -13,14 +13,15 @@
 
 namespace terrace {
 
-// Thread rule: the I/O engine's owner, while nothing is in flight. Bytes pass through the buffers of
-// the DRAM arena, which are free then.
+// Thread rule: the I/O engine's owner, while nothing is in flight. Bytes pass through the buffers
+// of the DRAM arena, which are free then.
 class HomeAccess {
  public:
   HomeAccess(const ModelLayout& layout, const MemoryMap& map, const TensorStore& store,
              Device& device, IoEngine& io, FileId file);
 
-  // Calls piece(bytes, offset in the block) for [offset, offset + size) of a content's block, in order.
+  // Calls piece(bytes, offset in the block) for [offset, offset + size) of a content's block, in
+  // order.
   using Piece = std::function<void(std::span<const std::byte> bytes, Bytes offset)>;
   void read(Content content, LayerId layer, Bytes offset, Bytes size, const Piece& piece);
 

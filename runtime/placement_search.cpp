@@ -60,8 +60,8 @@ class Filler {
 
   bool fits(Tier tier) const { return at(need_, tier) <= at(input_.budget, tier); }
 
-  // Tight addresses: HBM buffers alternate between the ends of a pool, so the pool must be no larger
-  // than it has to be.
+  // Tight addresses: HBM buffers alternate between the ends of a pool, so the pool must be no
+  // larger than it has to be.
   std::optional<Candidate> settle(Placement placement) {
     if (!fits(Tier::nvme)) return std::nullopt;
     Candidate candidate{std::move(placement), shape_, {}, {}};
@@ -131,8 +131,8 @@ class Filler {
     }
   }
 
-  // An equal share of every layer, so that the drive's lanes stay evenly loaded; what rounding leaves
-  // goes to the lowest layers.
+  // An equal share of every layer, so that the drive's lanes stay evenly loaded; what rounding
+  // leaves goes to the lowest layers.
   void promote_states(Placement& placement, Bytes& room) const {
     Bytes below;
     for (std::uint32_t l = 0; l < placement.size(); ++l) {

@@ -4,64 +4,12 @@
 #include <deque>
 #include <vector>
 
-#include "runtime/extent_pool.h"
+#include "runtime/plan_buffers.h"
 #include "terrace/adam.h"
 #include "terrace/error.h"
 
 namespace terrace {
 namespace {
-
-struct NoPlace {};
-
-// Buffers of all tiers, with what is alive by content.
-class Buffers {
- public:
-  Buffers(const MemoryMap& map, const PerTier<Bytes>& capacity) {
-    for (const Tier tier : kTiers) {
-      const Bytes first = at(map.resident, tier);
-      const Bytes end = std::max(first, at(capacity, tier) / kPage.count * kPage.count);
-      pools_.emplace_back(Extent{first, end - first});
-    }
-  }
-
-  Extent allocate(Tier tier, Content content, Bytes size, PoolEnd end) {
-    auto& pool = pools_[static_cast<std::size_t>(tier)];
-    const bool new_peak = pool.used() + size > pool.peak_used();
-    const auto extent = pool.allocate(size, end);
-    if (!extent) throw NoPlace{};
-    if (tier == Tier::hbm) {
-      at(hbm_live_, content) += size;
-      if (new_peak) {
-        peak_content_ = hbm_live_;
-        peak_use_ = current_use;
-      }
-    }
-    return *extent;
-  }
-
-  void release(Tier tier, Content content, Extent extent) {
-    pools_[static_cast<std::size_t>(tier)].release(extent);
-    if (tier == Tier::hbm) at(hbm_live_, content) -= extent.size;
-  }
-
-  void report(const MemoryMap& map, BuildResult& result) const {
-    for (const Tier tier : kTiers) {
-      const auto& pool = pools_[static_cast<std::size_t>(tier)];
-      at(result.live_peak, tier) = at(map.resident, tier) + pool.peak_used();
-      at(result.high_water, tier) = pool.high_water();
-    }
-    result.peak_use = peak_use_;
-    result.peak_content = peak_content_;
-  }
-
-  LayerUse current_use;
-
- private:
-  std::vector<ExtentPool> pools_;
-  ContentBytes hbm_live_{};
-  ContentBytes peak_content_{};
-  LayerUse peak_use_;
-};
 
 // Layers alternate between the two ends of the HBM pool. A use keeps everything on its layer's end,
 // except what the next use needs, which goes to the other end: so what a serial step leaves behind
@@ -100,7 +48,7 @@ class PlanBuilder {
     return std::move(plan_);
   }
 
-  const Buffers& buffers() const { return buffers_; }
+  const PlanBuffers& buffers() const { return buffers_; }
   std::size_t operations() const { return plan_.operations.size(); }
 
  private:
@@ -111,6 +59,11 @@ class PlanBuilder {
     Extent input_gradient;
     Extent gradient;
     Extent saved;  // the input in DRAM or on NVMe, between forward and backward
+  };
+
+  struct Place {
+    Tier tier;
+    Extent extent;
   };
 
   // One update: segments of one layer whose homes do not change inside.
@@ -126,10 +79,7 @@ class PlanBuilder {
     return buffers_.allocate(tier, content, size, end);
   }
 
-  OpIndex emit(OpKind kind, LayerId layer, std::initializer_list<Operand> operands, Bytes bytes) {
-    return emit(kind, layer, std::span(operands.begin(), operands.size()), bytes);
-  }
-  OpIndex emit(OpKind kind, LayerId layer, std::span<const Operand> operands, Bytes bytes) {
+  OpIndex emit(OpKind kind, LayerId layer, const std::vector<Operand>& operands, Bytes bytes) {
     Operation operation;
     operation.kind = kind;
     operation.layer = layer;
@@ -143,11 +93,6 @@ class PlanBuilder {
     plan_.operations.push_back(operation);
     return static_cast<OpIndex>(plan_.operations.size() - 1);
   }
-
-  struct Place {
-    Tier tier;
-    Extent extent;
-  };
 
   void transfer(OpKind kind, Content content, LayerId layer, Bytes data_offset, Place source,
                 Place destination) {
@@ -522,7 +467,7 @@ class PlanBuilder {
   const Homes& homes_;
   const PlanShape shape_;
   Bytes run_bytes_;
-  Buffers buffers_;
+  PlanBuffers buffers_;
   StepPlan plan_;
   std::size_t loaded_ = 0;   // uses whose bytes are fetched
   std::size_t drained_ = 0;  // uses whose results have left

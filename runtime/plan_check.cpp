@@ -65,8 +65,8 @@ class Replay {
     }
   }
 
-  // The version that an operand's content must have now. Saved inputs and gradients are made anew in
-  // every pass; parameters and states count the finished steps.
+  // The version that an operand's content must have now. Saved inputs and gradients are made anew
+  // in every pass; parameters and states count the finished steps.
   std::uint64_t version(Content content) const {
     return class_of(content) == TensorClass::parameter ||
                    class_of(content) == TensorClass::optimizer_state

@@ -64,8 +64,8 @@ class Planner {
     return count;
   }
 
-  // Powers of two from the longest that makes sense down to one segment; the first ones that keep the
-  // plan small are tried together, the rest only when nothing else fits.
+  // Powers of two from the longest that makes sense down to one segment; the first ones that keep
+  // the plan small are tried together, the rest only when nothing else fits.
   void list_run_lengths() {
     std::uint64_t longest = 1;
     while (longest * 2 <= most_segments_) longest *= 2;
@@ -92,8 +92,8 @@ class Planner {
             host.gradient_window};
   }
 
-  // Coordinate search: the device's depth first, then the host's, then the device's again. False when
-  // no shape with a plan of reasonable size fits.
+  // Coordinate search: the device's depth first, then the host's, then the device's again. False
+  // when no shape with a plan of reasonable size fits.
   bool search_shapes() {
     const HostDepth modest = kHostDepths[6];
     for (const auto length : run_lengths_) {
@@ -186,8 +186,8 @@ class Planner {
     return result;
   }
 
-  // An evaluation needs less than a training step, but its buffers may fall differently: then it runs
-  // serially.
+  // An evaluation needs less than a training step, but its buffers may fall differently: then it
+  // runs serially.
   StepPlan evaluation_plan(const EnginePlan& plan) const {
     const auto schedule = evaluation_schedule(input_.layout.layers());
     auto shape = plan.shape;

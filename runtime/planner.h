@@ -36,9 +36,9 @@ struct EnginePlan {
   const StepPlan& plan(bool evaluate) const { return evaluate ? evaluation : training; }
 };
 
-// The plan with the shortest forecast step among those tried. Throws Error(out_of_budget) that names
-// the missing bytes per tier and class when nothing fits, Error(invalid_argument) for a placement
-// that has no meaning.
+// The plan with the shortest forecast step among those tried. Throws Error(out_of_budget) that
+// names the missing bytes per tier and class when nothing fits, Error(invalid_argument) for a
+// placement that has no meaning.
 EnginePlan plan_engine(const PlannerInput& input);
 
 }  // namespace terrace

@@ -10,7 +10,8 @@
 
 namespace terrace {
 
-// Reserves everything at construction and nothing later. Immutable afterwards; safe from any thread.
+// Reserves everything at construction and nothing later. Immutable afterwards; safe from any
+// thread.
 class TensorStore {
  public:
   // Throws Error(out_of_budget) when the machine or the device has less.

@@ -75,8 +75,10 @@ inline constexpr float kNormEpsilon = 1e-5F;
 // y = (x - mean) / sqrt(variance + epsilon) * gain + bias, row by row.
 inline void layer_norm(const ConstMatrix& x, const float* gain, const float* bias, Matrix y) {
   const auto width = static_cast<std::size_t>(x.cols());
-  const Eigen::Map<const Eigen::Array<float, 1, Eigen::Dynamic>, Eigen::Aligned64> g(gain, x.cols());
-  const Eigen::Map<const Eigen::Array<float, 1, Eigen::Dynamic>, Eigen::Aligned64> b(bias, x.cols());
+  const Eigen::Map<const Eigen::Array<float, 1, Eigen::Dynamic>, Eigen::Aligned64> g(gain,
+                                                                                     x.cols());
+  const Eigen::Map<const Eigen::Array<float, 1, Eigen::Dynamic>, Eigen::Aligned64> b(bias,
+                                                                                     x.cols());
   for (Index r = 0; r < x.rows(); ++r) {
     const float mean = x.row(r).sum() / static_cast<float>(width);
     const float variance =
@@ -90,7 +92,8 @@ inline void layer_norm(const ConstMatrix& x, const float* gain, const float* bia
 inline void layer_norm_backward(const ConstMatrix& x, const float* gain, const ConstMatrix& dy,
                                 Matrix dx, RowVector dgain, RowVector dbias, RowVector normal) {
   const auto width = static_cast<float>(x.cols());
-  const Eigen::Map<const Eigen::Array<float, 1, Eigen::Dynamic>, Eigen::Aligned64> g(gain, x.cols());
+  const Eigen::Map<const Eigen::Array<float, 1, Eigen::Dynamic>, Eigen::Aligned64> g(gain,
+                                                                                     x.cols());
   dgain.setZero();
   dbias.setZero();
   for (Index r = 0; r < x.rows(); ++r) {

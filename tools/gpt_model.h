@@ -26,8 +26,8 @@ struct GptConfig {
   std::uint32_t head_layer() const { return layers + 1; }
 };
 
-// Throws Error(invalid_argument) naming the numbers: zero sizes, heads that do not divide the width,
-// and what does not fit 32-bit products.
+// Throws Error(invalid_argument) naming the numbers: zero sizes, heads that do not divide the
+// width, and what does not fit 32-bit products.
 void validate(const GptConfig& config);
 
 // Tensors of each kind of layer, by index.

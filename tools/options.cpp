@@ -66,7 +66,8 @@ void TierOptions::add(CLI::App& command) {
   command.add_option("--dram", dram, "budget in RAM");
   command.add_option("--nvme", nvme, "directory on the drive that takes the rest");
   command.add_option("--nvme-budget", nvme_budget, "budget on the drive");
-  command.add_option("--segment", segment, "parameter bytes of a segment, a power of two from 4096");
+  command.add_option("--segment", segment,
+                     "parameter bytes of a segment, a power of two from 4096");
   command.add_option("--io", io_engine, "auto, io_uring, threads or memory");
   command.add_option("--adam-threads", adam_threads, "workers of the optimizer; 0: one per core");
   command.add_option("--throttle", throttle,

@@ -54,9 +54,10 @@ struct PlanCommand {
   static void print(const gpt::GptConfig& gpt, const ModelLayout& layout, const EnginePlan& plan,
                     double seconds) {
     const auto count = parameter_count(layout.model());
-    fmt::print("model: {} parameters ({} blocks, width {}, {} heads, context {}, batch {}), state {}\n",
-               count_text(count), gpt.layers, gpt.width, gpt.heads, gpt.context, gpt.batch,
-               to_string(Bytes{count * (12 + 2 * size_of(gpt.parameter_dtype).count)}));
+    fmt::print(
+        "model: {} parameters ({} blocks, width {}, {} heads, context {}, batch {}), state {}\n",
+        count_text(count), gpt.layers, gpt.width, gpt.heads, gpt.context, gpt.batch,
+        to_string(Bytes{count * (12 + 2 * size_of(gpt.parameter_dtype).count)}));
     fmt::print("{}", plan_text(plan.forecast));
     const double tokens = gpt.rows();
     fmt::print("  {:.0f} tokens/s; {} operations per step, planned in {}\n",

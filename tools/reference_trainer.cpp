@@ -1,6 +1,7 @@
 #include "tools/reference_trainer.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -11,16 +12,59 @@
 namespace terrace::gpt {
 namespace {
 
-float load(const std::byte* data, std::uint64_t index, DType dtype) {
-  if (dtype == DType::bf16) return to_float(reinterpret_cast<const bfloat16*>(data)[index]);
-  return reinterpret_cast<const float*>(data)[index];
+float load(bfloat16 value) { return to_float(value); }
+float load(float value) { return value; }
+
+void store(float value, bfloat16& target) { target = to_bfloat16(value); }
+void store(float value, float& target) { target = value; }
+
+// A NaN has many bit patterns; the formula stores this one.
+float one_nan(float value) { return value != value ? std::bit_cast<float>(0x7fc00000U) : value; }
+
+struct Factors {
+  float beta1, rest1;
+  float beta2, rest2;
+  float epsilon, size, root;
+  float decay, l2;
+};
+
+Factors factors(const AdamOptions& options, double learning_rate, std::uint64_t step) {
+  const auto t = static_cast<double>(step);
+  const bool decoupled = options.mode == AdamMode::adamw;
+  const double correction1 = options.bias_correction ? 1 - std::pow(options.beta1, t) : 1;
+  const double correction2 = options.bias_correction ? 1 - std::pow(options.beta2, t) : 1;
+  Factors f{};
+  f.beta1 = static_cast<float>(options.beta1);
+  f.rest1 = static_cast<float>(1 - options.beta1);
+  f.beta2 = static_cast<float>(options.beta2);
+  f.rest2 = static_cast<float>(1 - options.beta2);
+  f.epsilon = static_cast<float>(options.epsilon);
+  f.size = static_cast<float>(learning_rate / correction1);
+  f.root = static_cast<float>(1 / std::sqrt(correction2));
+  f.decay = decoupled ? static_cast<float>(1 - learning_rate * options.weight_decay) : 1.0F;
+  f.l2 = decoupled ? 0.0F : static_cast<float>(options.weight_decay);
+  return f;
 }
 
-void store(std::byte* data, std::uint64_t index, DType dtype, float value) {
-  if (dtype == DType::bf16) {
-    reinterpret_cast<bfloat16*>(data)[index] = to_bfloat16(value);
-  } else {
-    reinterpret_cast<float*>(data)[index] = value;
+// The formula of terrace/adam.h, one element after the other.
+template <class Gradient, class Parameter>
+void update_elements(const Factors& f, ReferenceTensor& tensor) {
+  const auto* gradient = tensor.gradient.as<const Gradient>();  // [elements], as all of these
+  auto* parameter = tensor.parameter.as<Parameter>();
+  float* master_weight = tensor.master_weight.data();
+  float* momentum = tensor.momentum.data();
+  float* variance = tensor.variance.data();
+  for (std::uint64_t i = 0; i < tensor.elements; ++i) {
+    float g = load(gradient[i]);
+    if (f.l2 != 0) g = std::fma(f.l2, master_weight[i], g);
+    const float m = std::fma(f.beta1, momentum[i], f.rest1 * g);
+    const float v = std::fma(f.beta2, variance[i], f.rest2 * g * g);
+    const float denominator = std::fma(std::sqrt(v), f.root, f.epsilon);
+    const float w = one_nan(std::fma(-f.size, m / denominator, master_weight[i] * f.decay));
+    momentum[i] = one_nan(m);
+    variance[i] = one_nan(v);
+    master_weight[i] = w;
+    store(w, parameter[i]);
   }
 }
 
@@ -54,7 +98,11 @@ ReferenceTrainer::ReferenceTrainer(const GptConfig& config, const AdamOptions& o
       tensor.variance.assign(tensor.elements, 0.0F);
       initialize(spec, 0, tensor.master_weight);
       for (std::uint64_t i = 0; i < tensor.elements; ++i) {
-        store(tensor.parameter.data(), i, config.parameter_dtype, tensor.master_weight[i]);
+        if (config.parameter_dtype == DType::bf16) {
+          store(tensor.master_weight[i], tensor.parameter.as<bfloat16>()[i]);
+        } else {
+          store(tensor.master_weight[i], tensor.parameter.as<float>()[i]);
+        }
       }
       tensors_.push_back(std::move(tensor));
     }
@@ -93,36 +141,15 @@ double ReferenceTrainer::step(const TextData::Batch& batch, double learning_rate
   return loss;
 }
 
-// The formula of terrace/adam.h, one element after the other.
 void ReferenceTrainer::update(ReferenceTensor& tensor, double learning_rate) const {
-  const auto t = static_cast<double>(steps_);
-  const bool decoupled = options_.mode == AdamMode::adamw;
-  const double correction1 = options_.bias_correction ? 1 - std::pow(options_.beta1, t) : 1;
-  const double correction2 = options_.bias_correction ? 1 - std::pow(options_.beta2, t) : 1;
-  const auto beta1 = static_cast<float>(options_.beta1);
-  const auto beta2 = static_cast<float>(options_.beta2);
-  const auto rest1 = static_cast<float>(1 - options_.beta1);
-  const auto rest2 = static_cast<float>(1 - options_.beta2);
-  const auto epsilon = static_cast<float>(options_.epsilon);
-  const auto size = static_cast<float>(learning_rate / correction1);
-  const auto root = static_cast<float>(1 / std::sqrt(correction2));
-  const auto decay =
-      decoupled ? static_cast<float>(1 - learning_rate * options_.weight_decay) : 1.0F;
-  const auto l2 = decoupled ? 0.0F : static_cast<float>(options_.weight_decay);
-  for (std::uint64_t i = 0; i < tensor.elements; ++i) {
-    float& w = tensor.master_weight[i];
-    float& m = tensor.momentum[i];
-    float& v = tensor.variance[i];
-    float g = load(tensor.gradient.data(), i, config_.gradient_dtype);
-    if (l2 != 0) g = std::fma(l2, w, g);
-    const float first = rest1 * g;
-    const float second = rest2 * g * g;
-    m = std::fma(beta1, m, first);
-    v = std::fma(beta2, v, second);
-    const float denominator = std::fma(std::sqrt(v), root, epsilon);
-    const float decayed = w * decay;
-    w = std::fma(-size, m / denominator, decayed);
-    store(tensor.parameter.data(), i, config_.parameter_dtype, w);
+  const Factors f = factors(options_, learning_rate, steps_);
+  const bool narrow_gradient = config_.gradient_dtype == DType::bf16;
+  if (config_.parameter_dtype == DType::bf16) {
+    narrow_gradient ? update_elements<bfloat16, bfloat16>(f, tensor)
+                    : update_elements<float, bfloat16>(f, tensor);
+  } else {
+    narrow_gradient ? update_elements<bfloat16, float>(f, tensor)
+                    : update_elements<float, float>(f, tensor);
   }
 }
 

@@ -1,5 +1,5 @@
-// Training plainly in memory: what tiered training must equal bit for bit. Shares the layer functions
-// with it and nothing else; storage and optimizer are written apart.
+// Training plainly in memory: what tiered training must equal bit for bit. Shares the layer
+// functions with it and nothing else; storage and optimizer are written apart.
 #pragma once
 
 #include <memory>

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <optional>
 
 #include "terrace/error.h"
 
@@ -16,19 +16,39 @@ namespace fs = std::filesystem;
 
 bool hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
 
-std::vector<std::string> files_below(const fs::path& directory) {
+// A link that leads nowhere is no file.
+std::vector<std::string> files_below(const std::string& directory) {
   std::vector<std::string> files;
-  for (auto it = fs::recursive_directory_iterator(
-           directory, fs::directory_options::skip_permission_denied);
-       it != fs::recursive_directory_iterator(); ++it) {
-    if (hidden(it->path())) {
-      if (it->is_directory()) it.disable_recursion_pending();
-    } else if (it->is_regular_file()) {
-      files.push_back(it->path().string());
+  try {
+    for (auto it = fs::recursive_directory_iterator(
+             directory, fs::directory_options::skip_permission_denied);
+         it != fs::recursive_directory_iterator(); ++it) {
+      std::error_code dangling;
+      if (hidden(it->path())) {
+        if (it->is_directory(dangling)) it.disable_recursion_pending();
+      } else if (it->is_regular_file(dangling)) {
+        files.push_back(it->path().string());
+      }
     }
+  } catch (const fs::filesystem_error& error) {
+    throw Error(ErrorCode::io, "the data directory " + directory + " cannot be listed (" +
+                                   error.code().message() + "); check its drive");
   }
   std::sort(files.begin(), files.end());
   return files;
+}
+
+// Nothing when the file cannot be opened or a read fails.
+std::optional<std::string> read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return std::nullopt;
+  std::string content;
+  std::array<char, 1 << 16> piece;
+  while (file.read(piece.data(), piece.size()) || file.gcount() > 0) {
+    content.append(piece.data(), static_cast<std::size_t>(file.gcount()));
+  }
+  if (file.bad()) return std::nullopt;
+  return content;
 }
 
 }  // namespace
@@ -52,13 +72,12 @@ TextData::TextData(const std::string& path) : path_(path) {
 }
 
 void TextData::append_file(const std::string& path, bool must) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file && must) {
+  const auto content = read_file(path);
+  if (!content && must) {
     throw Error(ErrorCode::io, "the data file " + path + " cannot be read; check its permissions");
   }
-  std::string content((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (!must && content.find('\0') != std::string::npos) return;
-  text_ += content;
+  if (!content || (!must && content->find('\0') != std::string::npos)) return;
+  text_ += *content;
   ++files_;
 }
 
@@ -71,6 +90,7 @@ void TextData::require_context(std::uint32_t context) const {
 }
 
 TextData::Batch TextData::batch(const GptConfig& config, std::uint64_t step) const {
+  require_context(config.context);
   Batch result;
   const std::uint64_t starts = text_.size() - config.context;
   const std::uint64_t stream = mix(config.seed, step);

@@ -12,9 +12,9 @@ namespace terrace::gpt {
 // Immutable once loaded.
 class TextData {
  public:
-  // Directories are read recursively in sorted order; hidden entries and files with a zero byte are
-  // skipped. Throws Error(invalid_argument or io) that names the path when it is missing, unreadable
-  // or empty.
+  // Directories are read recursively in sorted order; hidden entries, unreadable files and files
+  // with a zero byte are skipped. Throws Error(invalid_argument) that names the path when it is
+  // missing or holds nothing, Error(io) when it cannot be read.
   explicit TextData(const std::string& path);
 
   // Throws Error(invalid_argument) with both numbers when no sequence of the context's length fits.
@@ -24,7 +24,7 @@ class TextData {
     std::vector<std::int32_t> inputs;   // [batch, context]
     std::vector<std::int32_t> targets;  // [batch, context]: the bytes that follow
   };
-  // Depends on (config.seed, step) alone.
+  // Depends on (config.seed, step) alone. Throws like require_context().
   Batch batch(const GptConfig& config, std::uint64_t step) const;
 
   // Bits per byte of the best guess that ignores the past.

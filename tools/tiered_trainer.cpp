@@ -72,7 +72,8 @@ TieredTrainer::Result TieredTrainer::step(const TextData::Batch& batch, double l
     b.targets = batch.targets.data();
     b.loss = &result.loss;
     view.launch([&config = config_, &batch, function, l, b] {
-      if (l == 0) std::memcpy(b.input, batch.inputs.data(), batch.inputs.size() * sizeof(std::int32_t));
+      if (l == 0)
+        std::memcpy(b.input, batch.inputs.data(), batch.inputs.size() * sizeof(std::int32_t));
       function(config, l, b);
     });
   };

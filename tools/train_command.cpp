@@ -90,9 +90,10 @@ class TrainRun {
 
   void introduce(Engine& engine) const {
     const auto stats = engine.stats();
-    fmt::print("model: {} parameters, state {} ({} blocks, width {}, {} heads, context {}, batch {})\n",
-               count_text(parameter_count(engine.model())), to_string(Bytes{state_bytes()}),
-               gpt_.layers, gpt_.width, gpt_.heads, gpt_.context, gpt_.batch);
+    fmt::print(
+        "model: {} parameters, state {} ({} blocks, width {}, {} heads, context {}, batch {})\n",
+        count_text(parameter_count(engine.model())), to_string(Bytes{state_bytes()}), gpt_.layers,
+        gpt_.width, gpt_.heads, gpt_.context, gpt_.batch);
     fmt::print("data: {} bytes in {} files, order-0 entropy {:.3f} bits per byte\n", data_.bytes(),
                data_.files(), data_.order0_entropy());
     fmt::print("I/O: {}, {}{}\n", stats.io.engine,
@@ -134,9 +135,10 @@ class TrainRun {
     stats_ = engine.stats();
     if (!losses_.empty()) {
       fmt::print("result\n{}", lanes_text(engine.forecast(), stats_, losses_.size(), mean_step()));
-      fmt::print("  loss {:.3f} bits per byte (order-0 entropy {:.3f}); {:.0f} tokens/s; stalled {}\n",
-                 losses_.back(), data_.order0_entropy(), gpt_.rows() / mean_step(),
-                 duration_text(stall_seconds_));
+      fmt::print(
+          "  loss {:.3f} bits per byte (order-0 entropy {:.3f}); {:.0f} tokens/s; stalled {}\n",
+          losses_.back(), data_.order0_entropy(), gpt_.rows() / mean_step(),
+          duration_text(stall_seconds_));
     }
     hash_ = gpt::state_hash(engine);
     fmt::print("state hash: {}\n", hash_);
@@ -146,7 +148,8 @@ class TrainRun {
       fmt::print("identical to in-memory training: {}\n", found.empty() ? "yes" : "no: " + found);
     }
     if (options_.sample > 0) {
-      const std::string prompt = data_.text().substr(0, std::min<std::size_t>(16, gpt_.context / 2));
+      const std::string prompt =
+          data_.text().substr(0, std::min<std::size_t>(16, gpt_.context / 2));
       fmt::print("sample:\n{}\n",
                  printable(gpt::sample(trainer, prompt, options_.sample, gpt_.seed)));
     }
@@ -175,10 +178,11 @@ class TrainRun {
     }
     for (const Lane lane : kLanes) {
       const auto& seen = at(stats_.lanes, lane);
-      out["lanes"][std::string(to_string(lane))] = {{"bytes", seen.bytes.count},
-                                                    {"planned_bytes", seen.planned_bytes.count},
-                                                    {"busy_seconds", seen.busy_seconds},
-                                                    {"floor_seconds", at(forecast.lanes, lane).seconds}};
+      out["lanes"][std::string(to_string(lane))] = {
+          {"bytes", seen.bytes.count},
+          {"planned_bytes", seen.planned_bytes.count},
+          {"busy_seconds", seen.busy_seconds},
+          {"floor_seconds", at(forecast.lanes, lane).seconds}};
     }
     out["forecast"] = {{"step_seconds", forecast.step_seconds},
                        {"bottleneck", to_string(forecast.bottleneck)}};

@@ -34,12 +34,15 @@ struct AdamOptions {
 
 // The scalars of one step, derived in double from the options and rounded to float once.
 //
-//   adam:   g' = fma(weight_decay, w, g)            adamw:  w' = w * (1 - learning_rate * weight_decay)
+//   adam:   g' = fma(weight_decay, w, g), g when weight_decay is 0;  w' = w
+//   adamw:  g' = g;  w' = w * (1 - learning_rate * weight_decay)
 //   m = fma(beta1, m, (1 - beta1) * g')
 //   v = fma(beta2, v, (1 - beta2) * g' * g')        evaluated as ((1 - beta2) * g') * g'
 //   w = fma(-step_size, m / fma(sqrt(v), inverse_sqrt_correction2, epsilon), w')
 //   step_size = learning_rate / (1 - beta1^t),  inverse_sqrt_correction2 = 1 / sqrt(1 - beta2^t)
-// All in fp32; every product that is not inside an fma is rounded on its own.
+// All in fp32; every product that is not inside an fma is rounded on its own, sqrt and division
+// are rounded correctly. An update rounds to nearest even and keeps subnormals, whatever the
+// calling thread has set. A w, m or v that is NaN is stored as the NaN 0x7fc00000.
 struct AdamScalars {
   float beta1 = 0, one_minus_beta1 = 0;
   float beta2 = 0, one_minus_beta2 = 0;

@@ -7,7 +7,9 @@ namespace terrace {
 
 using Nanoseconds = std::chrono::nanoseconds;  // a duration, or a point since the clock's own epoch
 
-constexpr double to_seconds(Nanoseconds time) { return std::chrono::duration<double>(time).count(); }
+constexpr double to_seconds(Nanoseconds time) {
+  return std::chrono::duration<double>(time).count();
+}
 constexpr Nanoseconds from_seconds(double seconds) {
   return std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(seconds));
 }

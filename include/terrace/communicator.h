@@ -19,7 +19,8 @@ class Communicator {
 
   // received holds size() pieces of sent.size() bytes, in rank order.
   virtual void all_gather(std::span<const std::byte> sent, std::span<std::byte> received) = 0;
-  // sent holds size() pieces, the r-th for rank r; received gets one piece from each, in rank order.
+  // sent holds size() pieces, the r-th for rank r; received gets one piece from each, in rank
+  // order.
   virtual void all_to_all(std::span<const std::byte> sent, std::span<std::byte> received) = 0;
   virtual void broadcast(std::span<std::byte> data, int root) = 0;
   virtual void barrier() = 0;

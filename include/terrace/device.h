@@ -1,4 +1,5 @@
-// Port: the accelerator. Its own bounded memory (HBM), in-order streams, events, pinned host memory.
+// Port: the accelerator. Its own bounded memory (HBM), in-order streams, events, pinned host
+// memory.
 //
 // The port is shaped for CUDA: copies and launches only enqueue, dependencies between streams are
 // device-ordered (record, wait) and cost no host round trip, and the compute stream may be the
@@ -48,8 +49,8 @@ class Device {
 
   virtual DeviceInfo info() const = 0;
 
-  // One plain allocation, 4096-aligned, of at most info().memory in all. Done at start, never later.
-  // Throws Error(out_of_budget) with the bytes asked for, in use and available.
+  // One plain allocation, 4096-aligned, of at most info().memory in all. Done at start, never
+  // later. Throws Error(out_of_budget) with the bytes asked for, in use and available.
   virtual std::byte* allocate(Bytes size) = 0;
   virtual void release(std::byte* memory) noexcept = 0;
   // Bytes allocated now, and the most that were at any time.
@@ -99,7 +100,8 @@ struct EmulatedDeviceOptions {
   Bytes memory;                         // the capacity that stands for HBM
   Throttle host_to_device;              // per stream
   Throttle device_to_host;
-  double compute_delay_per_second = 0;  // each launched function of t seconds is stretched by t * this
+  double compute_delay_per_second =
+      0;  // each launched function of t seconds is stretched by t * this
   Clock* clock = nullptr;               // nullptr: steady_clock()
 };
 

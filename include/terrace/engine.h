@@ -50,8 +50,8 @@ class LayerView {
   ~LayerView();  // backward without submit_gradients(): the step is cancelled
 
   LayerId layer() const;
-  // Parameters and gradients by index into LayerSpec::tensors, in ModelSpec's dtypes. Padding between
-  // tensors is the engine's. gradient(): backward only; every element must be written.
+  // Parameters and gradients by index into LayerSpec::tensors, in ModelSpec's dtypes. Padding
+  // between tensors is the engine's. gradient(): backward only; every element must be written.
   const std::byte* parameter(std::size_t tensor) const;
   std::byte* gradient(std::size_t tensor) const;
   // The saved input (LayerSpec::input_bytes). Writable in the forward of the first layer, where the
@@ -59,8 +59,8 @@ class LayerView {
   std::byte* input() const;
   // Forward: the next layer's input, to be written. nullptr in the last layer and in backward.
   std::byte* output() const;
-  // Backward: the gradient of the output, as the layer above wrote it (nullptr in the last layer), and
-  // the place for the gradient of the input (nullptr when LayerSpec::input_gradient is false).
+  // Backward: the gradient of the output, as the layer above wrote it (nullptr in the last layer),
+  // and the place for the gradient of the input (nullptr when LayerSpec::input_gradient is false).
   const std::byte* output_gradient() const;
   std::byte* input_gradient() const;
   std::byte* workspace() const;

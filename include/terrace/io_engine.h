@@ -1,4 +1,5 @@
-// Port: asynchronous file I/O. Implementations: io_uring, threads, memory, and a throttling wrapper.
+// Port: asynchronous file I/O. Implementations: io_uring, threads, memory, and a throttling
+// wrapper.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +30,7 @@ struct IoRequest {
 struct IoFileOptions {
   std::string path;
   Bytes size;                // reserved on open with fallocate: no later write can hit a full disk
-  bool scratch = false;      // unlinked (or never linked): nothing is left behind, even after kill -9
+  bool scratch = false;  // unlinked (or never linked): nothing is left behind, even after kill -9
   bool direct = true;        // ask for O_DIRECT; a file system that refuses is used buffered
 };
 
@@ -62,7 +63,8 @@ class IoEngine {
   virtual IoEngineInfo info() const = 0;
 
   // Creates the file (mode 0600), reserves its space and checks what it can do. When this throws
-  // (Error(io): path, bytes, errno, what to do) nothing is left behind. An existing file is refused.
+  // (Error(io): path, bytes, errno, what to do) nothing is left behind. An existing file is
+  // refused.
   virtual FileId open(const IoFileOptions& options) = 0;
   // No operation on the file may be pending. Does not remove the file.
   virtual void close(FileId file) = 0;
@@ -95,7 +97,7 @@ IoEngineKind parse_io_engine(std::string_view text);  // throws Error(invalid_ar
 struct IoEngineOptions {
   IoEngineKind kind = IoEngineKind::automatic;
   std::uint32_t queue_depth = 32;            // transfers handed to the kernel at once
-  Bytes block = 1_MiB;                       // larger requests are split into transfers of this size
+  Bytes block = 1_MiB;  // larger requests are split into transfers of this size
   std::uint32_t threads = 4;                 // of the thread engine
   Throttle read;                             // active: the engine is wrapped in a throttle
   Throttle write;

@@ -42,14 +42,14 @@ struct ModelSpec {
   DType gradient_dtype = DType::bf16;
 };
 
-// Fills `values` with the initial values of elements [first, first + values.size()) of a tensor. Called
-// once for every piece, in any order and on any thread, one call at a time; must depend on its
-// arguments alone, so that a model larger than memory can be created piece by piece.
+// Fills `values` with the initial values of elements [first, first + values.size()) of a tensor.
+// Called once for every piece, in any order and on any thread, one call at a time; must depend on
+// its arguments alone, so that a model larger than memory can be created piece by piece.
 using Initializer =
     std::function<void(const TensorSpec& tensor, std::uint64_t first, std::span<float> values)>;
 
-// Throws Error(invalid_argument) that names the layer or tensor: no layers, empty or repeated names,
-// element counts that overflow.
+// Throws Error(invalid_argument) that names the layer or tensor: no layers, empty or repeated
+// names, element counts that overflow.
 void validate(const ModelSpec& model);
 
 // Elements of all tensors, without padding.

@@ -90,7 +90,7 @@ def bad_input():
         config = os.path.join(place.path, "config.json")
         for content, words in [
                 ('{"optimiser": {}}', "nearest known one is 'optimizer'"),
-                ('{"terrace": {"budget": {"hmb": 1}}}', "terrace.budget.hmb.*'hbm'"),
+                ('{"terrace": {"budget": {"hmb": 1}}}', "terrace.budget.hmb.*hbm'"),
                 ('{"aio": {}, "aio": {}}', "twice"),
                 ('{"aio": 5}', "object"),
                 ('{', "not JSON"),

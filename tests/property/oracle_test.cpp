@@ -46,7 +46,8 @@ struct Mlp {
                        {layer.name + ".bias", {widths[l + 1]}}};
       layer.input_bytes = Bytes{std::uint64_t{batch} * widths[l] * 4};
       layer.input_gradient = l > 0;
-      layer.forward_workspace = layer.backward_workspace = {std::uint64_t{batch} * widths[l + 1] * 8};
+      layer.forward_workspace =
+          layer.backward_workspace = {std::uint64_t{batch} * widths[l + 1] * 8};
       layer.forward_flops = 1e5;
       layer.backward_flops = 2e5;
       model.layers.push_back(layer);
@@ -293,7 +294,8 @@ void expect_equal(Engine& engine, const Plain& plain, DType dtype) {
             << tensor.name << " " << to_string(content) << "[" << i << "]";
       }
     };
-    compare(Content::parameter, [&](std::size_t i) { return load(tensor.parameter.data(), i, dtype); });
+    compare(Content::parameter,
+            [&](std::size_t i) { return load(tensor.parameter.data(), i, dtype); });
     compare(Content::master_weight, [&](std::size_t i) { return tensor.master[i]; });
     compare(Content::momentum, [&](std::size_t i) { return tensor.momentum[i]; });
     compare(Content::variance, [&](std::size_t i) { return tensor.variance[i]; });
@@ -315,7 +317,8 @@ EnginePorts quick() {
   return ports;
 }
 
-// The smallest budget of a tier, in whole pages, that the planner takes with the others as they are.
+// The smallest budget of a tier, in whole pages, that the planner takes with the others as they
+// are.
 Bytes smallest(const Config& config, const ModelLayout& layout, PerTier<Bytes> budget, Tier tier) {
   std::uint64_t refused = 0;
   std::uint64_t taken = at(budget, tier).count / kPage.count;

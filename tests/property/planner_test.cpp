@@ -37,7 +37,8 @@ ModelSpec random_model(Random& random, std::uint64_t max_layers, std::uint64_t m
     layer.name = "layer" + std::to_string(l);
     const auto tensors = pick(random, 0, 3);
     for (std::uint64_t t = 0; t < tensors; ++t) {
-      layer.tensors.push_back({layer.name + ".t" + std::to_string(t), {pick(random, 0, max_elements)}});
+      layer.tensors.push_back(
+          {layer.name + ".t" + std::to_string(t), {pick(random, 0, max_elements)}});
     }
     layer.input_bytes = {pick(random, 0, 30000)};
     layer.input_gradient = l > 0;
@@ -73,7 +74,8 @@ PerTier<Bytes> random_budget(Random& random, const PerTier<Bytes>& full) {
   PerTier<Bytes> budget;
   for (const Tier tier : kTiers) {
     const auto scale = pick(random, 0, 3);
-    at(budget, tier) = scale == 3 ? 1_GiB : Bytes{pick(random, 0, at(full, tier).count * 5 / 4 + 8192)};
+    at(budget, tier) =
+        scale == 3 ? 1_GiB : Bytes{pick(random, 0, at(full, tier).count * 5 / 4 + 8192)};
   }
   if (pick(random, 0, 4) == 0) at(budget, Tier::nvme) = {};
   return budget;
@@ -242,7 +244,8 @@ class BruteForce {
         run += segment(block(l, Content::momentum), Content::momentum);
       }
     }
-    if (parameter_[l] != Tier::dram) run += segment(block(l, Content::parameter), Content::parameter);
+    if (parameter_[l] != Tier::dram)
+      run += segment(block(l, Content::parameter), Content::parameter);
     moment(Tier::dram, run);
   }
 
@@ -285,7 +288,8 @@ TEST(Planner, AcceptsWhateverBruteForceFinds) {
   EXPECT_GT(refused, 30);
 }
 
-// The smallest accepted HBM budget is exact: one byte less is refused, and the message says one byte.
+// The smallest accepted HBM budget is exact: one byte less is refused, and the message says one
+// byte.
 TEST(Planner, NamesTheMissingByte) {
   Random random(7);
   const auto model = random_model(random, 4, 20000);

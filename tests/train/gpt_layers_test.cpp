@@ -62,7 +62,8 @@ struct Bench {
     buffers.input_gradient = reinterpret_cast<float*>(take(rows * 4));
     workspace_size = std::max(spec.forward_workspace.count, spec.backward_workspace.count);
     buffers.workspace = take(workspace_size);
-    for (std::size_t i = 0; i < c.rows(); ++i) targets.push_back(static_cast<std::int32_t>(i * 31 % 256));
+    for (std::size_t i = 0; i < c.rows(); ++i)
+      targets.push_back(static_cast<std::int32_t>(i * 31 % 256));
     buffers.targets = targets.data();
     buffers.loss = &loss;
     buffers.output = output;
@@ -70,7 +71,9 @@ struct Bench {
   }
 
   float* input() { return reinterpret_cast<float*>(buffers.input); }
-  void guard(std::size_t size) { std::memset(buffers.workspace + size, static_cast<int>(kSentinel), kGuard); }
+  void guard(std::size_t size) {
+    std::memset(buffers.workspace + size, static_cast<int>(kSentinel), kGuard);
+  }
   bool guarded(std::size_t size) const {
     for (std::size_t i = 0; i < kGuard; ++i) {
       if (buffers.workspace[size + i] != kSentinel) return false;

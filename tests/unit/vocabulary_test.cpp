@@ -42,6 +42,7 @@ TEST(Bytes, ParsesSizes) {
       {"3K", 3_KiB},        {"7M", 7_MiB},            {"2G", 2_GiB},
       {"1T", 1_TiB},        {"1TiB", 1_TiB},          {"5kB", {5'000}},
       {"5KB", {5'000}},     {"6MB", {6'000'000}},     {"8TB", {8'000'000'000'000}},
+      {"9007199254740993", {9007199254740993}}, {"1.001kB", {1001}},
       {"0.5KiB", 512_B},    {"0.25 GiB", 256_MiB},    {"1PB", {1'000'000'000'000'000}},
   };
   for (const auto& [text, bytes] : cases) EXPECT_EQ(parse_bytes(text), bytes) << text;
@@ -54,8 +55,9 @@ TEST(Bytes, RefusesWhatIsNoSizeAndNamesIt) {
       {"1.5", "not a whole number"},        {"0.3KiB", "not a whole number"},
       {"5 parsecs", "'parsecs' is unknown"}, {"4096x", "'x' is unknown"},
       {"1 GiB 2", "is unknown"},            {"9223372036854775808", "2^63"},
-      {"8388608 TiB", "2^63"},              {"inf", "2^63"},
-      {"1e400", ""},                        {"nan", ""},
+      {"8388608 TiB", "2^63"},              {"inf", "number"},
+      {"1e400", ""},                        {"nan", "number"},
+      {"9223372036854775807KiB", "2^63"},   {"--5", ""},
   };
   for (const auto& [text, why] : cases) {
     const auto said = refusal([&, t = text] { parse_bytes(t); });
