@@ -1,6 +1,9 @@
 #include "terrace/adam.h"
 
+#include <array>
 #include <cmath>
+#include <cstdio>
+#include <limits>
 
 #include "cpu_adam/adam_kernel.h"
 #include "terrace/error.h"
@@ -10,39 +13,51 @@ namespace {
 
 void require(bool holds, const char* name, double value, const char* range) {
   if (holds) return;
-  throw Error(ErrorCode::invalid_argument, std::string(name) + " is " + std::to_string(value) +
-                                               "; it must be " + range);
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.9g", value);
+  throw Error(ErrorCode::invalid_argument,
+              std::string(name) + " is " + text.data() + "; it must be " + range);
+}
+
+bool fits_fp32(double value) { return std::abs(value) <= std::numeric_limits<float>::max(); }
+
+void validate(const AdamOptions& options, double learning_rate, std::uint64_t step) {
+  const auto not_negative = [](double value) { return value >= 0 && fits_fp32(value); };
+  require(step > 0, "the step", static_cast<double>(step), "at least 1");
+  require(options.beta1 >= 0 && options.beta1 < 1, "beta1", options.beta1, "in [0, 1)");
+  require(options.beta2 >= 0 && options.beta2 < 1, "beta2", options.beta2, "in [0, 1)");
+  // An epsilon that is 0 as fp32 would divide 0 by 0 wherever no gradient has arrived yet.
+  require(fits_fp32(options.epsilon) && static_cast<float>(options.epsilon) > 0, "epsilon",
+          options.epsilon, "positive and finite in fp32");
+  require(not_negative(learning_rate), "the learning rate", learning_rate,
+          "finite in fp32 and not negative");
+  require(not_negative(options.weight_decay), "weight_decay", options.weight_decay,
+          "finite in fp32 and not negative");
 }
 
 }  // namespace
 
 AdamScalars adam_scalars(const AdamOptions& options, double learning_rate, std::uint64_t step) {
-  const auto not_negative = [](double value) { return std::isfinite(value) && value >= 0; };
-  require(step > 0, "the step", static_cast<double>(step), "at least 1");
-  require(options.beta1 >= 0 && options.beta1 < 1, "beta1", options.beta1, "in [0, 1)");
-  require(options.beta2 >= 0 && options.beta2 < 1, "beta2", options.beta2, "in [0, 1)");
-  require(std::isfinite(options.epsilon) && options.epsilon > 0, "epsilon", options.epsilon,
-          "positive and finite");
-  require(not_negative(learning_rate), "the learning rate", learning_rate,
-          "finite and not negative");
-  require(not_negative(options.weight_decay), "weight_decay", options.weight_decay,
-          "finite and not negative");
+  validate(options, learning_rate, step);
   const auto t = static_cast<double>(step);
   const bool correct = options.bias_correction;
   const double correction1 = correct ? 1 - std::pow(options.beta1, t) : 1;
   const double correction2 = correct ? 1 - std::pow(options.beta2, t) : 1;
   const bool decoupled = options.mode == AdamMode::adamw;
+  const double step_size = learning_rate / correction1;
+  const double decay_factor = decoupled ? 1 - learning_rate * options.weight_decay : 1;
+  require(fits_fp32(step_size) && fits_fp32(decay_factor), "the learning rate", learning_rate,
+          "so small that its products with the corrections and weight_decay are finite in fp32");
   AdamScalars scalars;
   scalars.beta1 = static_cast<float>(options.beta1);
   scalars.one_minus_beta1 = static_cast<float>(1 - options.beta1);
   scalars.beta2 = static_cast<float>(options.beta2);
   scalars.one_minus_beta2 = static_cast<float>(1 - options.beta2);
   scalars.epsilon = static_cast<float>(options.epsilon);
-  scalars.step_size = static_cast<float>(learning_rate / correction1);
+  scalars.step_size = static_cast<float>(step_size);
   scalars.inverse_sqrt_correction2 = static_cast<float>(1 / std::sqrt(correction2));
   scalars.l2 = decoupled ? 0.0F : static_cast<float>(options.weight_decay);
-  scalars.decay_factor =
-      decoupled ? static_cast<float>(1 - learning_rate * options.weight_decay) : 1.0F;
+  scalars.decay_factor = static_cast<float>(decay_factor);
   return scalars;
 }
 
@@ -52,10 +67,10 @@ void adam_update(const AdamScalars& scalars, const AdamSlice& slice) {
 
 std::vector<std::string> adam_instruction_sets() {
   std::vector<std::string> names;
-  for (const auto& kernel : adam_kernels()) names.push_back(kernel.instruction_set);
+  for (const auto& kernel : adam_kernels()) names.emplace_back(kernel.instruction_set());
   return names;
 }
 
-std::string adam_instruction_set() { return adam_kernels().front().instruction_set; }
+std::string adam_instruction_set() { return adam_kernels().front().instruction_set(); }
 
 }  // namespace terrace

@@ -1,0 +1,166 @@
+// AdamPool: the same bits for every number of threads, completions in order, exact pacing.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "terrace/adam.h"
+#include "terrace/error.h"
+
+namespace terrace {
+namespace {
+
+struct Arrays {
+  std::vector<bfloat16> gradient, parameter;
+  std::vector<float> weight, momentum, variance;
+
+  explicit Arrays(std::size_t elements)
+      : gradient(elements), parameter(elements), weight(elements), momentum(elements),
+        variance(elements) {
+    for (std::size_t i = 0; i < elements; ++i) {
+      gradient[i] = to_bfloat16(static_cast<float>(i * 7919 % 2003) - 1001);
+      weight[i] = static_cast<float>(i * 104729 % 1009) * 0x1p-9F;
+    }
+  }
+  AdamSlice view(std::size_t first, std::size_t elements) {
+    return {gradient.data() + first, DType::bf16, weight.data() + first, momentum.data() + first,
+            variance.data() + first, parameter.data() + first, DType::bf16, elements};
+  }
+  AdamSlice view() { return view(0, weight.size()); }
+  friend bool operator==(const Arrays&, const Arrays&) = default;
+};
+
+AdamScalars scalars(std::uint64_t step = 1) {
+  return adam_scalars({.weight_decay = 0.1}, 0.01, step);
+}
+
+std::vector<Completion> wait_for(AdamPool& pool, std::size_t count) {
+  std::vector<Completion> completions;
+  while (completions.size() < count) {
+    if (pool.poll(completions) == 0) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  return completions;
+}
+
+// Lengths around the size of the tiles into which the pool cuts, and several of them.
+TEST(AdamPool, TheNumberOfThreadsDoesNotShow) {
+  for (const std::size_t elements : {1U, 32767U, 32768U, 32769U, 5 * 32768U + 17}) {
+    Arrays expected(elements);
+    adam_update(scalars(), expected.view());
+    for (const int threads : {1, 2, 3}) {
+      Arrays actual(elements);
+      const auto pool = make_adam_pool({.threads = threads});
+      EXPECT_EQ(pool->threads(), threads);
+      pool->submit({7}, scalars(), actual.view());
+      wait_for(*pool, 1);
+      EXPECT_TRUE(actual == expected) << elements << " elements, " << threads << " threads";
+    }
+  }
+}
+
+TEST(AdamPool, CompletesInOrderAndReports) {
+  Arrays arrays(100'000);
+  const auto pool = make_adam_pool({.threads = 2});
+  const std::size_t lengths[] = {100'000, 0, 1, 70'000};
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    pool->submit({i}, scalars(), arrays.view(0, lengths[i]));
+  }
+  const auto completions = wait_for(*pool, 4);
+  ASSERT_EQ(completions.size(), 4U);
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(completions[i].ticket, Ticket{i});
+    EXPECT_EQ(completions[i].error, 0);
+    EXPECT_EQ(completions[i].bytes, 28 * lengths[i]);
+    EXPECT_LE(completions[i].start, completions[i].end);
+    if (i > 0) {
+      EXPECT_GE(completions[i].start, completions[i - 1].end);
+    }
+  }
+}
+
+// Slices that follow on one another: the second sees what the first wrote.
+TEST(AdamPool, StepsOfOneRangeComeOneAfterTheOther) {
+  Arrays actual(150'001);
+  Arrays expected = actual;
+  const auto pool = make_adam_pool({.threads = 3});
+  for (std::uint64_t step = 1; step <= 8; ++step) {
+    adam_update(scalars(step), expected.view());
+    pool->submit({step}, scalars(step), actual.view());
+  }
+  wait_for(*pool, 8);
+  EXPECT_TRUE(actual == expected);
+}
+
+TEST(AdamPool, EndsWhenEverySliceIsDone) {
+  Arrays actual(200'003);
+  Arrays expected = actual;
+  adam_update(scalars(1), expected.view());
+  adam_update(scalars(2), expected.view());
+  {
+    const auto pool = make_adam_pool({.threads = 2});
+    pool->submit({1}, scalars(1), actual.view());
+    pool->submit({2}, scalars(2), actual.view());
+  }
+  EXPECT_TRUE(actual == expected);
+}
+
+TEST(AdamPool, WakesAfterEachCompletionBecameVisible) {
+  Arrays arrays(10);
+  std::vector<Completion> seen;  // the waker's until set_waker() returned
+  std::atomic<int> woken{0};
+  const auto pool = make_adam_pool({.threads = 1});
+  AdamPool* const raw = pool.get();
+  // poll() belongs to one thread at a time: here to the waker's.
+  pool->set_waker([&, raw] {
+    raw->poll(seen);
+    ++woken;
+  });
+  for (std::uint64_t i = 0; i < 5; ++i) pool->submit({i}, scalars(), arrays.view());
+  while (woken < 5) std::this_thread::yield();
+  pool->set_waker([] {});
+  EXPECT_EQ(seen.size(), 5U);
+  pool->submit({5}, scalars(), arrays.view());
+  EXPECT_EQ(wait_for(*pool, 1).front().ticket, Ticket{5});
+  EXPECT_EQ(woken, 5);
+}
+
+TEST(AdamPool, KeepsToAnEmulatedSpeed) {
+  constexpr std::uint64_t kElements = 10'000;
+  constexpr std::uint64_t kSlices = 10;
+  Arrays arrays(kElements);
+  const double gb_s = 28e-9 * kElements * 200;  // 5 ms a slice
+  const auto pool = make_adam_pool({.threads = 1, .gb_s = gb_s});
+  const auto before = std::chrono::steady_clock::now().time_since_epoch();
+  for (std::uint64_t i = 0; i < kSlices; ++i) pool->submit({i}, scalars(), arrays.view());
+  const auto completions = wait_for(*pool, kSlices);
+  for (std::uint64_t i = 0; i < kSlices; ++i) {
+    const auto deadline = before + std::chrono::milliseconds(5 * (i + 1));
+    EXPECT_GE(completions[i].end, deadline - std::chrono::microseconds(1)) << i;
+  }
+}
+
+TEST(AdamPool, HasAThreadPerCoreUnlessTold) {
+  EXPECT_GE(make_adam_pool({})->threads(), 1);
+}
+
+TEST(AdamPool, RefusesWhatHasNoMeaning) {
+  const auto refusal = [](const AdamPoolOptions& options) -> std::string {
+    try {
+      make_adam_pool(options);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_NE(refusal({.threads = -2}).find("-2 threads"), std::string::npos);
+  EXPECT_NE(refusal({.gb_s = -1}).find("-1.0"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace terrace
