@@ -384,9 +384,9 @@ std::string Executor::describe(OpRef ref) {
   std::string text = to_string(what.kind);
   if (lane_of(what.kind) != Lane::compute && what.kind != OpKind::update) {
     const auto& operand = pass(ref.pass).plan->operands_of(ref.op)[0];
-    text += " " + std::string(to_string(operand.content));
+    text.append(" ").append(to_string(operand.content));
   }
-  return text + " " + context_.layout.layer(what.layer).name;
+  return text.append(" ").append(context_.layout.layer(what.layer).name);
 }
 
 void Executor::fail(const std::string& message) {

@@ -2,7 +2,7 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
-#include <atomic>
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <fstream>
@@ -25,6 +25,8 @@ namespace {
 using gpt::ReferenceTrainer;
 using gpt::TextData;
 using gpt::TieredTrainer;
+
+constexpr std::size_t kRecentSteps = 10;  // over which the final loss is averaged
 
 volatile std::sig_atomic_t interrupted = 0;
 void on_interrupt(int) { interrupted = 1; }
@@ -129,6 +131,13 @@ class TrainRun {
            static_cast<double>(step_seconds_.size() - static_cast<std::size_t>(skip));
   }
 
+  // One batch is a noisy sample.
+  double recent_loss() const {
+    const auto count = std::min(kRecentSteps, losses_.size());
+    return std::accumulate(losses_.end() - static_cast<std::ptrdiff_t>(count), losses_.end(), 0.0) /
+           static_cast<double>(count);
+  }
+
   void conclude(TieredTrainer& trainer) {
     Engine& engine = trainer.engine();
     if (interrupted != 0) fmt::print("interrupted: stopped after step {}\n", losses_.size());
@@ -136,9 +145,10 @@ class TrainRun {
     if (!losses_.empty()) {
       fmt::print("result\n{}", lanes_text(engine.forecast(), stats_, losses_.size(), mean_step()));
       fmt::print(
-          "  loss {:.3f} bits per byte (order-0 entropy {:.3f}); {:.0f} tokens/s; stalled {}\n",
-          losses_.back(), data_.order0_entropy(), gpt_.rows() / mean_step(),
-          duration_text(stall_seconds_));
+          "  loss {:.3f} bits per byte over the last {} steps (order-0 entropy {:.3f}); "
+          "{:.0f} tokens/s; stalled {}\n",
+          recent_loss(), std::min(kRecentSteps, losses_.size()), data_.order0_entropy(),
+          gpt_.rows() / mean_step(), duration_text(stall_seconds_));
     }
     hash_ = gpt::state_hash(engine);
     fmt::print("state hash: {}\n", hash_);

@@ -1,8 +1,10 @@
 // The layer functions against numeric derivatives, and what bit-equal training rests on.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <thread>
 
 #include "terrace/error.h"
 #include "tools/gpt_layers.h"
@@ -24,10 +26,12 @@ GptConfig tiny() {
 
 constexpr std::byte kSentinel{0xA5};
 constexpr std::size_t kGuard = 256;
+constexpr float kStep = 0x1p-5F;  // of the numeric derivatives
 
 // One layer with buffers of its own, at an offset of so many cache lines.
 struct Bench {
-  Bench(const GptConfig& c, std::uint32_t l, std::size_t shift = 0) : config(c), layer(l) {
+  Bench(const GptConfig& c, std::uint32_t l, std::size_t shift = 0, bool values_fit_bf16 = false)
+      : config(c), layer(l) {
     const auto spec = make_model(c).layers[l];
     const auto init = make_initializer(c);
     const auto take = [&](std::size_t bytes) {
@@ -41,7 +45,14 @@ struct Bench {
         values[i] += 0.1F * std::sin(static_cast<float>(i + memory.size()));
       }
       auto* data = take(values.size() * 4);
-      std::memcpy(data, values.data(), values.size() * 4);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const bfloat16 narrow = to_bfloat16(values[i]);
+        if (c.parameter_dtype == DType::bf16) {
+          reinterpret_cast<bfloat16*>(data)[i] = narrow;
+        } else {
+          reinterpret_cast<float*>(data)[i] = values_fit_bf16 ? to_float(narrow) : values[i];
+        }
+      }
       sizes.push_back(values.size());
       buffers.parameters[sizes.size() - 1] = data;
       buffers.gradients[sizes.size() - 1] = take(values.size() * 4);
@@ -92,15 +103,33 @@ struct Bench {
     return sum;
   }
 
+  // How far rounding may move the objective: its terms carry independent errors of a few units.
+  double rounding() {
+    objective();
+    double squares = 0;
+    if (layer == config.head_layer()) {
+      squares = loss * loss / config.rows();
+    } else {
+      for (std::size_t i = 0; i < config.rows() * std::size_t{config.width}; ++i) {
+        const double term = static_cast<double>(output[i]) *
+                            static_cast<double>(buffers.output_gradient[i]);
+        squares += term * term;
+      }
+    }
+    return 8 * 0x1p-24 * std::sqrt(squares);
+  }
+
+  // Five points: off by kStep^4 / 30 times the fifth derivative, and by 1.5 / kStep roundings.
   double derivative(float& value) {
     const float kept = value;
-    constexpr float kStep = 4e-3F;
-    value = kept + kStep;
-    const double up = objective();
-    value = kept - kStep;
-    const double down = objective();
+    const auto at = [&](float distance) {
+      value = kept + distance;
+      return objective();
+    };
+    const double near = at(kStep) - at(-kStep);
+    const double far = at(2 * kStep) - at(-2 * kStep);
     value = kept;
-    return (up - down) / (2 * static_cast<double>(kStep));
+    return (8 * near - far) / (12 * static_cast<double>(kStep));
   }
 
   GptConfig config;
@@ -114,8 +143,42 @@ struct Bench {
   double loss = 0;
 };
 
-void expect_close(double numeric, float analytic, const std::string& what) {
-  EXPECT_NEAR(numeric, static_cast<double>(analytic), 2e-3 + 1e-2 * std::abs(numeric)) << what;
+// Compares about 60 elements of a gradient with numeric derivatives, and sees to it that the
+// tolerance is far below the gradient: zeros would not pass.
+void expect_gradient(Bench& bench, float* values, const float* gradient, std::size_t elements,
+                     const std::string& what) {
+  float largest = 0;
+  for (std::size_t i = 0; i < elements; ++i) largest = std::max(largest, std::abs(gradient[i]));
+  const double rounding = 1.5 * bench.rounding() / static_cast<double>(kStep);
+  EXPECT_LT(20 * rounding, static_cast<double>(largest)) << what << ": the check says nothing";
+  const std::size_t stride = std::max<std::size_t>(1, elements / 60);
+  for (std::size_t i = 0; i < elements; i += stride) {
+    const double numeric = bench.derivative(values[i]);
+    EXPECT_NEAR(numeric, static_cast<double>(gradient[i]), rounding + 1e-3 * std::abs(numeric))
+        << what << " element " << i;
+  }
+}
+
+std::vector<std::byte> bytes(const void* data, std::size_t size) {
+  const auto* first = static_cast<const std::byte*>(data);
+  return {first, first + size};
+}
+
+// Everything that forward and backward of the bench's layer write.
+std::vector<std::vector<std::byte>> results(Bench& bench) {
+  std::vector<std::vector<std::byte>> all;
+  const std::size_t rows = bench.config.rows() * std::size_t{bench.config.width} * sizeof(float);
+  const bool head = bench.layer == bench.config.head_layer();
+  forward(bench.config, bench.layer, bench.buffers);
+  all.push_back(head ? bytes(&bench.loss, sizeof bench.loss) : bytes(bench.output, rows));
+  backward(bench.config, bench.layer, bench.buffers);
+  if (head) all.push_back(bytes(&bench.loss, sizeof bench.loss));
+  if (bench.layer > 0) all.push_back(bytes(bench.buffers.input_gradient, rows));
+  for (std::size_t t = 0; t < bench.sizes.size(); ++t) {
+    const auto size = bench.sizes[t] * size_of(bench.config.gradient_dtype).count;
+    all.push_back(bytes(bench.buffers.gradients[t], size));
+  }
+  return all;
 }
 
 class GptLayer : public testing::TestWithParam<std::uint32_t> {};
@@ -124,19 +187,14 @@ TEST_P(GptLayer, BackwardIsTheDerivativeOfForward) {
   Bench bench(tiny(), GetParam());
   backward(bench.config, bench.layer, bench.buffers);
   for (std::size_t t = 0; t < bench.sizes.size(); ++t) {
-    auto* values = reinterpret_cast<float*>(const_cast<std::byte*>(bench.buffers.parameters[t]));
-    const auto* gradient = reinterpret_cast<const float*>(bench.buffers.gradients[t]);
-    const std::size_t stride = std::max<std::size_t>(1, bench.sizes[t] / 60);
-    for (std::size_t i = 0; i < bench.sizes[t]; i += stride) {
-      expect_close(bench.derivative(values[i]), gradient[i],
-                   "tensor " + std::to_string(t) + " element " + std::to_string(i));
-    }
+    expect_gradient(
+        bench, reinterpret_cast<float*>(const_cast<std::byte*>(bench.buffers.parameters[t])),
+        reinterpret_cast<const float*>(bench.buffers.gradients[t]), bench.sizes[t],
+        "tensor " + std::to_string(t));
   }
   if (GetParam() == 0) return;
-  for (std::size_t i = 0; i < bench.config.rows() * std::size_t{bench.config.width}; ++i) {
-    expect_close(bench.derivative(bench.input()[i]), bench.buffers.input_gradient[i],
-                 "input " + std::to_string(i));
-  }
+  expect_gradient(bench, bench.input(), bench.buffers.input_gradient,
+                  bench.config.rows() * std::size_t{bench.config.width}, "input");
 }
 
 TEST_P(GptLayer, StaysInsideItsWorkspace) {
@@ -152,17 +210,35 @@ TEST_P(GptLayer, StaysInsideItsWorkspace) {
   EXPECT_TRUE(bench.guarded(backward_size));
 }
 
-TEST_P(GptLayer, GivesTheSameBitsAtEveryAddress) {
+TEST_P(GptLayer, GivesTheSameBitsAtEveryAddressAndOnEveryThread) {
   auto config = tiny();
-  config.width = 36;
+  config.width = 36;  // rows that do not begin on a cache line
   config.context = 9;
-  Bench one(config, GetParam(), 0);
-  Bench two(config, GetParam(), 3);
-  backward(config, GetParam(), one.buffers);
-  backward(config, GetParam(), two.buffers);
-  for (std::size_t t = 0; t < one.sizes.size(); ++t) {
-    EXPECT_EQ(0, std::memcmp(one.buffers.gradients[t], two.buffers.gradients[t], one.sizes[t] * 4));
+  Bench first(config, GetParam());
+  const auto expected = results(first);
+  for (const std::size_t shift : {1U, 3U, 64U}) {
+    Bench other(config, GetParam(), shift);
+    EXPECT_EQ(results(other), expected) << shift;
   }
+  std::thread([&] {
+    Bench other(config, GetParam(), 5);
+    EXPECT_EQ(results(other), expected) << "another thread";
+  }).join();
+}
+
+TEST_P(GptLayer, RoundsBf16GradientsOnceFromFp32) {
+  auto config = tiny();
+  Bench wide(config, GetParam(), 0, true);
+  config.parameter_dtype = config.gradient_dtype = DType::bf16;
+  Bench narrow(config, GetParam());
+  auto expected = results(wide);
+  for (std::size_t t = 0; t < wide.sizes.size(); ++t) {
+    std::vector<bfloat16> rounded(wide.sizes[t]);
+    const auto* gradient = reinterpret_cast<const float*>(wide.buffers.gradients[t]);
+    for (std::size_t i = 0; i < rounded.size(); ++i) rounded[i] = to_bfloat16(gradient[i]);
+    expected[expected.size() - wide.sizes.size() + t] = bytes(rounded.data(), rounded.size() * 2);
+  }
+  EXPECT_EQ(results(narrow), expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(Layers, GptLayer, testing::Values(0U, 1U, 2U));
