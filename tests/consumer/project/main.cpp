@@ -1,7 +1,5 @@
 // Fits sin(3 x) cos(2 y) with a multi-layer perceptron, twice: with its optimizer state on a drive
 // and little RAM, and with room for everything. Both must learn, and must give the same bits.
-#include <terrace/terrace.h>
-
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -9,6 +7,8 @@
 #include <exception>
 #include <string>
 #include <vector>
+
+#include "terrace/terrace.h"
 
 namespace {
 
