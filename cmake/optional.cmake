@@ -31,3 +31,12 @@ if(PkgConfig_FOUND AND NOT TERRACE_URING STREQUAL "OFF")
 endif()
 terrace_optional(URING "${liburing_FOUND}" "liburing ${liburing_VERSION}"
   "file I/O uses the thread engine")
+
+# Parts that later versions bring. Asking for them now is an error, not a silence.
+foreach(part CUDA NCCL MPI)
+  if(TERRACE_${part} STREQUAL "ON")
+    message(FATAL_ERROR "TERRACE_${part}=ON: this version has no ${part} part yet; use AUTO or OFF")
+  endif()
+endforeach()
+message(STATUS "CUDA: not in this version; the emulated device stands for the accelerator")
+message(STATUS "NCCL, MPI: not in this version; one rank")

@@ -123,8 +123,9 @@ bool Executor::cancel() {
   TERRACE_CHECK(!passes_.empty());
   Pass& last = passes_.back();
   if (last.updates_started) {
-    fail("the step was abandoned after some layers had been updated and before all were; the state "
-         "in memory belongs to no step. Create the engine anew");
+    fail({ErrorCode::cancelled,
+          "the step was abandoned after some layers had been updated and before all were; the "
+          "state in memory belongs to no step. Create the engine anew"});
     return false;
   }
   for (auto& queue : queues_) {
@@ -189,10 +190,10 @@ void Executor::settle() {
 
 void Executor::start_ready() {
   bool progress = true;
-  while (progress && failure_.empty()) {
+  while (progress && !failure_) {
     progress = false;
     for (const Lane lane : kLanes) {
-      while (failure_.empty() && start_lane(lane)) progress = true;
+      while (!failure_ && start_lane(lane)) progress = true;
     }
   }
 }
@@ -389,8 +390,8 @@ std::string Executor::describe(OpRef ref) {
   return text.append(" ").append(context_.layout.layer(what.layer).name);
 }
 
-void Executor::fail(const std::string& message) {
-  if (failure_.empty()) failure_ = message;
+void Executor::fail(const Error& error) {
+  if (!failure_) failure_ = error;
 }
 
 void Executor::fail_operation(OpRef ref, const Completion& completion) {
@@ -405,7 +406,8 @@ void Executor::fail_operation(OpRef ref, const Completion& completion) {
   }
   std::string why = std::strerror(completion.error);
   if (on_device(kind) && !ports_.device.failure().empty()) why = ports_.device.failure();
-  fail(describe(ref) + where + " failed: " + why);
+  fail({on_device(kind) ? ErrorCode::device : ErrorCode::io,
+        describe(ref) + where + " failed: " + why});
 }
 
 }  // namespace terrace

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "terrace/adam.h"
 #include "terrace/device.h"
 #include "terrace/engine.h"
+#include "terrace/error.h"
 #include "terrace/io_engine.h"
 #include "terrace/trace.h"
 #include "tiers/tensor_store.h"
@@ -55,7 +57,7 @@ class Executor {
   ~Executor();  // nothing may be in flight: call settle() first
 
   // Two passes may be alive at a time: the tail of one overlaps the head of the next.
-  bool can_begin() const { return passes_.size() < kMaxPasses && failure_.empty(); }
+  bool can_begin() const { return passes_.size() < kMaxPasses && !failure_; }
   // Queues a pass and returns its number.
   std::uint64_t begin(bool evaluation, const AdamScalars& scalars);
 
@@ -79,9 +81,9 @@ class Executor {
   // After a failure: waits for what the ports still owe.
   void settle();
 
-  // The first error; sticky. Empty while all is well.
-  const std::string& failure() const { return failure_; }
-  void fail(const std::string& message);
+  // The first error; sticky.
+  const std::optional<Error>& failure() const { return failure_; }
+  void fail(const Error& error);
 
   const PerLane<LaneStats>& stats() const { return stats_; }
 
@@ -161,7 +163,7 @@ class Executor {
   std::vector<Completion> completions_;
   std::array<Nanoseconds, kLaneCount> busy_until_{};
   PerLane<LaneStats> stats_{};
-  std::string failure_;
+  std::optional<Error> failure_;
 };
 
 }  // namespace terrace

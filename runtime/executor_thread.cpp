@@ -69,14 +69,14 @@ void ExecutorThread::serve(Executor& executor) {
   for (;;) {
     try {
       executor.turn(kLongestSleep);
-    } catch (const std::exception& error) {
-      executor.fail(error.what());
+    } catch (const Error& error) {
+      executor.fail(error);
     }
     std::unique_lock lock(mutex_);
     stats_ = executor.stats();
     failure_ = executor.failure();
-    if (requested_ && (!failure_.empty() || ready_(executor))) {
-      if (failure_.empty()) {
+    if (requested_ && (failure_ || ready_(executor))) {
+      if (!failure_) {
         try {
           action_(executor);
         } catch (...) {
@@ -88,7 +88,7 @@ void ExecutorThread::serve(Executor& executor) {
       changed_.notify_all();
       io_->wake();  // what the action queued is started in the next round, without a sleep
     }
-    if (stop_ && (executor.idle() || !failure_.empty())) break;
+    if (stop_ && (executor.idle() || failure_)) break;
   }
   executor.settle();
 }
@@ -101,7 +101,7 @@ void ExecutorThread::perform(const Predicate& ready,
   requested_ = true;
   io_->wake();
   changed_.wait(lock, [&] { return !requested_; });
-  if (!failure_.empty()) throw Error(ErrorCode::io, failure_);
+  if (failure_) throw *failure_;
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
@@ -146,7 +146,7 @@ PerLane<LaneStats> ExecutorThread::stats() {
 
 void ExecutorThread::check() {
   const std::lock_guard lock(mutex_);
-  if (!failure_.empty()) throw Error(ErrorCode::io, failure_);
+  if (failure_) throw *failure_;
 }
 
 }  // namespace terrace

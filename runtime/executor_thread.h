@@ -62,7 +62,7 @@ class ExecutorThread {
   bool started_ = false;
   bool stop_ = false;
   std::exception_ptr error_;      // of start-up or of the action
-  std::string failure_;
+  std::optional<Error> failure_;
   PerLane<LaneStats> stats_{};
   IoEngine* io_ = nullptr;        // for wake() only
 

@@ -322,6 +322,7 @@ TEST_P(ThrottledIo, WakesBeforeTheDeadline) {
   EXPECT_EQ(engine_->reap(completions, Nanoseconds::max()), 0u);
   waker.join();
   EXPECT_EQ(engine_->pending(), 1u);
+  while (engine_->pending() > 0) engine_->reap(completions, 100ms);  // the buffer goes first
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -1,0 +1,216 @@
+// The engine seen from a trainer that makes mistakes. Everything is in memory.
+#include "terrace/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <stdexcept>
+
+#include "terrace/error.h"
+
+namespace terrace {
+namespace {
+
+constexpr std::uint32_t kLayers = 3;
+
+// Layers of so many parameters each; the middle one has none. Gradients are a constant.
+ModelSpec model() {
+  ModelSpec spec;
+  spec.parameter_dtype = spec.gradient_dtype = DType::fp32;
+  for (std::uint32_t l = 0; l < kLayers; ++l) {
+    LayerSpec layer;
+    layer.name = "layer" + std::to_string(l);
+    if (l != 1) layer.tensors = {{layer.name + ".w", {3000}}, {layer.name + ".empty", {0}}};
+    layer.input_bytes = {l == 2 ? 0U : 64U};
+    layer.input_gradient = l > 0;
+    spec.layers.push_back(layer);
+  }
+  return spec;
+}
+
+void initialize(const TensorSpec&, std::uint64_t first, std::span<float> values) {
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(first + i);
+}
+
+class EngineTest : public testing::Test {
+ protected:
+  EngineTest() {
+    Config config;
+    config.segment = 4_KiB;
+    config.nvme = {{".", {}, {}}};
+    config.io.kind = IoEngineKind::memory;
+    config.placement.master_weight = config.placement.momentum = config.placement.variance =
+        TierFractions{0, 0.3, 0.7};
+    config.budget.hbm = 4_MiB;
+    EnginePorts ports;
+    ports.speeds = Speeds{};
+    engine_.emplace(config, model(), initialize, std::move(ports));
+  }
+
+  static void write_gradients(const LayerView& view) {
+    if (view.layer().value == 1) return;
+    view.launch([gradient = view.gradient(0)] {
+      const std::vector<float> ones(3000, 1.0F);
+      std::memcpy(gradient, ones.data(), ones.size() * sizeof(float));
+    });
+  }
+
+  void forward_all(Step& step) {
+    for (std::uint32_t l = 0; l < kLayers; ++l) step.forward(LayerId{l});
+  }
+
+  void whole_step() {
+    auto step = engine_->begin_step();
+    forward_all(step);
+    for (std::uint32_t l = kLayers; l-- > 0;) {
+      auto view = step.backward(LayerId{l});
+      write_gradients(view);
+      view.submit_gradients();
+    }
+    step.finish();
+  }
+
+  std::vector<float> weights() {
+    std::vector<float> values(3000);
+    engine_->read("layer0.w", Content::master_weight, 0, values);
+    return values;
+  }
+
+  static ErrorCode code_of(const std::function<void()>& call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      said_ = error.what();
+      return error.code();
+    }
+    ADD_FAILURE() << "no error";
+    return ErrorCode::io;
+  }
+
+  std::optional<Engine> engine_;
+  static inline std::string said_;
+};
+
+TEST_F(EngineTest, ReadsPiecesOfEveryTensor) {
+  std::vector<float> values(10);
+  engine_->read("layer2.w", Content::parameter, 2990, values);
+  EXPECT_EQ(values.front(), 2990.0F);
+  engine_->read("layer2.w", Content::momentum, 0, values);
+  EXPECT_EQ(values.back(), 0.0F);
+  engine_->read("layer0.empty", Content::parameter, 0, {});
+  const auto read = [&](const char* name, Content content, std::uint64_t first) {
+    return code_of([&] { engine_->read(name, content, first, values); });
+  };
+  EXPECT_EQ(read("nobody", Content::parameter, 0), ErrorCode::invalid_argument);
+  EXPECT_EQ(read("layer0.w", Content::gradient, 0), ErrorCode::invalid_argument);
+  EXPECT_EQ(read("layer0.w", Content::parameter, 2991), ErrorCode::invalid_argument);
+  EXPECT_EQ(read("layer0.w", Content::parameter, ~0ULL), ErrorCode::invalid_argument);
+}
+
+TEST_F(EngineTest, ALayerOutOfOrderIsAnErrorAndTheStepGoesOn) {
+  const auto before = weights();
+  auto step = engine_->begin_step();
+  EXPECT_EQ(code_of([&] { step.forward(LayerId{1}); }), ErrorCode::invalid_argument);
+  EXPECT_NE(said_.find("'layer0'"), std::string::npos) << said_;
+  EXPECT_EQ(code_of([&] { step.backward(LayerId{0}); }), ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of([&] { step.forward(LayerId{77}); }), ErrorCode::invalid_argument);
+  step.forward(LayerId{0});
+  EXPECT_EQ(code_of([&] { step.forward(LayerId{0}); }), ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of([&] { step.finish(); }), ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of([&] { engine_->begin_step(); }), ErrorCode::invalid_argument);
+  {
+    auto view = step.forward(LayerId{1});
+    EXPECT_EQ(code_of([&] { step.forward(LayerId{2}); }), ErrorCode::invalid_argument);
+    EXPECT_EQ(code_of([&] { view.submit_gradients(); }), ErrorCode::invalid_argument);
+  }
+  step.forward(LayerId{2});
+  for (std::uint32_t l = kLayers; l-- > 0;) {
+    auto view = step.backward(LayerId{l});
+    write_gradients(view);
+    view.submit_gradients();
+    EXPECT_EQ(code_of([&] { view.submit_gradients(); }), ErrorCode::invalid_argument);
+  }
+  EXPECT_EQ(step.finish().step, 1U);
+  EXPECT_NE(weights(), before);
+}
+
+TEST_F(EngineTest, AStepAbandonedInForwardLeavesTheStateAsItWas) {
+  whole_step();
+  const auto before = weights();
+  for (std::uint32_t visited = 0; visited <= kLayers; ++visited) {
+    auto step = engine_->begin_step();
+    for (std::uint32_t l = 0; l < visited; ++l) step.forward(LayerId{l});
+  }
+  EXPECT_EQ(weights(), before);
+  EXPECT_EQ(engine_->steps(), 1U);
+  whole_step();
+  EXPECT_EQ(engine_->steps(), 2U);
+  EXPECT_NE(weights(), before);
+}
+
+TEST_F(EngineTest, AnExceptionInForwardLeavesTheEngineUsable) {
+  const auto before = weights();
+  try {
+    auto step = engine_->begin_step();
+    const auto view = step.forward(LayerId{0});
+    throw std::runtime_error("the trainer's own");
+  } catch (const std::runtime_error&) {
+  }
+  EXPECT_EQ(weights(), before);
+  whole_step();
+  EXPECT_EQ(engine_->steps(), 1U);
+}
+
+TEST_F(EngineTest, GradientsThatWereNotSubmittedCancelTheStep) {
+  const auto before = weights();
+  {
+    auto step = engine_->begin_step();
+    forward_all(step);
+    { const auto view = step.backward(LayerId{2}); }
+    EXPECT_EQ(code_of([&] { step.backward(LayerId{1}); }), ErrorCode::cancelled);
+    EXPECT_EQ(code_of([&] { step.finish(); }), ErrorCode::cancelled);
+  }
+  EXPECT_EQ(weights(), before);
+  whole_step();
+  EXPECT_EQ(engine_->steps(), 1U);
+}
+
+TEST_F(EngineTest, AStepAbandonedAfterUpdatesFailsTheEngineForGood) {
+  {
+    auto step = engine_->begin_step();
+    forward_all(step);
+    for (const std::uint32_t l : {2U, 1U}) {
+      auto view = step.backward(LayerId{l});
+      write_gradients(view);
+      view.submit_gradients();
+    }
+    const auto wait = step.backward(LayerId{0});  // by now layer 2 may be updated
+    engine_->device().synchronize(kComputeStream);
+    while (at(engine_->stats().lanes, Lane::adam).bytes.count == 0) {
+      steady_clock().sleep_until(steady_clock().now() + std::chrono::milliseconds(1));
+      engine_->stats();
+    }
+  }
+  EXPECT_EQ(code_of([&] { engine_->begin_step(); }), ErrorCode::cancelled);
+  EXPECT_NE(said_.find("abandoned"), std::string::npos) << said_;
+}
+
+TEST_F(EngineTest, AFunctionThatThrowsOnTheDeviceEndsTheStepWithItsMessage) {
+  auto step = engine_->begin_step();
+  {
+    const auto view = step.forward(LayerId{0});
+    view.launch([] { throw std::runtime_error("kernel of layer 0 broke"); });
+  }
+  EXPECT_EQ(code_of([&] {
+              for (std::uint32_t l = 1; l < kLayers; ++l) step.forward(LayerId{l});
+              for (std::uint32_t l = kLayers; l-- > 0;) {
+                step.backward(LayerId{l}).submit_gradients();
+              }
+              step.finish();
+            }),
+            ErrorCode::device);
+  EXPECT_NE(said_.find("kernel of layer 0 broke"), std::string::npos) << said_;
+}
+
+}  // namespace
+}  // namespace terrace
