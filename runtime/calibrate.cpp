@@ -115,9 +115,21 @@ void measure_nvme(const Config& config, Speeds& speeds) {
     io->flush();
     std::vector<Completion> completions;
     while (completions.empty()) io->reap(completions, std::chrono::milliseconds(100));
+    if (completions.front().error != 0) throw Error(ErrorCode::io, "the drive refused a write");
   }
   speeds.nvme_read_gb_s = measure_file(*io, file, IoOperation::read, memory.span());
   io->close(file);
+}
+
+// A drive that cannot be measured is planned for with the default speeds; whether it can be used
+// shows when the store is opened, if anything is to live there.
+void try_nvme(const Config& config, Speeds& speeds) {
+  try {
+    measure_nvme(config, speeds);
+  } catch (const Error&) {
+    speeds.nvme_read_gb_s = Speeds{}.nvme_read_gb_s;
+    speeds.nvme_write_gb_s = Speeds{}.nvme_write_gb_s;
+  }
 }
 
 void take(std::optional<double> given, double& speed) {
@@ -137,7 +149,8 @@ Speeds measure_speeds(const Config& config, DType gradient_dtype, DType paramete
   take(given.compute_tflops, speeds.compute_tflops);
   if (!config.nvme.empty()) {
     const auto& drive = config.nvme.front();
-    if (!drive.read_gb_s || !drive.write_gb_s) measure_nvme(config, speeds);
+    const Bytes room = config.budget.nvme.value_or(kFile);
+    if ((!drive.read_gb_s || !drive.write_gb_s) && room >= kFile) try_nvme(config, speeds);
     take(drive.read_gb_s, speeds.nvme_read_gb_s);
     take(drive.write_gb_s, speeds.nvme_write_gb_s);
   }

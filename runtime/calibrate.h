@@ -10,7 +10,7 @@ namespace terrace {
 // The speeds of `config`, and a quick measurement of each that is absent: copies and Adam in
 // memory, NVMe on a scratch file in the first directory that is gone afterwards. Throttles are
 // honoured. Takes a few tenths of a second. compute_tflops is not measured: absent, it stays at
-// Speeds' default. Throws Error(io) when the directory cannot be written.
+// Speeds' default, and so do the drive's speeds without room or budget for the file.
 Speeds measure_speeds(const Config& config, DType gradient_dtype, DType parameter_dtype);
 
 }  // namespace terrace

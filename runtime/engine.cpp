@@ -81,6 +81,8 @@ class EngineImpl {
     with_homes([&](HomeAccess& homes) { homes.initialize(initializer); });
   }
 
+  ~EngineImpl() { abandon(pass_); }
+
   // ---- steps
 
   void begin(bool evaluation, const StepOptions& options) {
@@ -88,21 +90,26 @@ class EngineImpl {
       throw Error(ErrorCode::invalid_argument,
                   "a step is still alive; finish or destroy it before the next one begins");
     }
+    if (leased_) {
+      throw Error(ErrorCode::invalid_argument,
+                  "a layer view of an earlier step is still alive; let it end first");
+    }
     thread_->check();
     const double rate = options.learning_rate.value_or(config_.learning_rate);
     const auto scalars = adam_scalars(config_.optimizer, rate, steps_ + 1);
     begin_time_ = steady_clock().now();
     compute_before_ = compute_seconds();
     thread_->begin(evaluation, scalars);
+    ++pass_;
     alive_ = true;
     cancelled_ = false;
     evaluation_ = evaluation;
     position_ = 0;
   }
 
-  Step make_step() { return Step(this); }
+  Step make_step() { return Step(this, pass_); }
 
-  LayerView use(LayerUse wanted);
+  LayerView use(std::uint64_t pass, LayerUse wanted);
 
   void end_use(bool submitted) {
     leased_ = false;
@@ -112,7 +119,8 @@ class EngineImpl {
     ++position_;
   }
 
-  StepReport finish() {
+  StepReport finish(std::uint64_t pass) {
+    refuse_over(pass);
     refuse_cancelled();
     const auto& uses = plan().schedule.uses;
     if (leased_) throw Error(ErrorCode::invalid_argument, "a layer view is still alive");
@@ -133,8 +141,16 @@ class EngineImpl {
   }
 
   // A step that is destroyed unfinished; errors are kept for the next call.
-  void abandon() noexcept {
-    if (!alive_) return;
+  void abandon(std::uint64_t pass) noexcept {
+    if (!alive_ || pass != pass_) return;
+    if (!cancelled_ && !leased_ && position_ == plan().schedule.uses.size()) {
+      try {
+        finish(pass);
+      } catch (const Error&) {
+        alive_ = false;  // sticky in the executor
+      }
+      return;
+    }
     alive_ = false;
     if (!cancelled_) cancel();
   }
@@ -167,7 +183,10 @@ class EngineImpl {
     });
   }
 
-  void drain() { thread_->wait_until_idle(); }
+  void drain() {
+    if (alive_) throw Error(ErrorCode::invalid_argument, "drain() is for between steps");
+    thread_->wait_until_idle();
+  }
 
   EngineStats stats() {
     EngineStats result;
@@ -207,6 +226,11 @@ class EngineImpl {
            layout_.layer(use.layer).name + "'";
   }
 
+  void refuse_over(std::uint64_t pass) const {
+    if (alive_ && pass == pass_) return;
+    throw Error(ErrorCode::invalid_argument, "this step is over; begin another");
+  }
+
   void refuse_cancelled() const {
     if (!cancelled_) return;
     throw Error(ErrorCode::cancelled,
@@ -221,6 +245,8 @@ class EngineImpl {
     } catch (const Error&) {
       // Sticky in the executor; the next call reports it.
     }
+    // What the trainer enqueued may use memory of the trainer's that goes with the step.
+    device_->synchronize(kComputeStream);
   }
 
   double compute_seconds() { return at(thread_->stats(), Lane::compute).busy_seconds; }
@@ -273,7 +299,8 @@ class EngineImpl {
   std::optional<ExecutorThread> thread_;  // destroyed first
 
   std::uint64_t steps_ = 0;
-  bool alive_ = false;      // a Step exists
+  std::uint64_t pass_ = 0;  // number of the present or last step or pass
+  bool alive_ = false;      // its Step exists and is not finished
   bool evaluation_ = false;
   bool cancelled_ = false;
   bool leased_ = false;     // a LayerView exists
@@ -291,8 +318,10 @@ struct LayerView::State {
   bool submitted;
 };
 
-LayerView EngineImpl::use(LayerUse wanted) {
+LayerView EngineImpl::use(std::uint64_t pass, LayerUse wanted) {
+  refuse_over(pass);
   refuse_cancelled();
+  thread_->check();
   const auto& uses = plan().schedule.uses;
   if (leased_) {
     throw Error(ErrorCode::invalid_argument,
@@ -384,15 +413,25 @@ void LayerView::submit_gradients() {
 
 // ---- Step
 
-Step::Step(Step&& other) noexcept : engine_(std::exchange(other.engine_, nullptr)) {}
+Step::Step(Step&& other) noexcept
+    : engine_(std::exchange(other.engine_, nullptr)), pass_(other.pass_) {}
 
 Step::~Step() {
-  if (engine_ != nullptr) engine_->abandon();
+  if (engine_ != nullptr) engine_->abandon(pass_);
 }
 
-LayerView Step::forward(LayerId layer) { return engine_->use({Phase::forward, layer}); }
-LayerView Step::backward(LayerId layer) { return engine_->use({Phase::backward, layer}); }
-StepReport Step::finish() { return engine_->finish(); }
+LayerView Step::forward(LayerId layer) {
+  TERRACE_CHECK(engine_ != nullptr);  // moved from
+  return engine_->use(pass_, {Phase::forward, layer});
+}
+LayerView Step::backward(LayerId layer) {
+  TERRACE_CHECK(engine_ != nullptr);
+  return engine_->use(pass_, {Phase::backward, layer});
+}
+StepReport Step::finish() {
+  TERRACE_CHECK(engine_ != nullptr);
+  return engine_->finish(pass_);
+}
 
 // ---- Engine
 

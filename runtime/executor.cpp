@@ -120,8 +120,9 @@ void Executor::retire_passes() {
 }
 
 bool Executor::cancel() {
-  TERRACE_CHECK(!passes_.empty());
+  if (passes_.empty()) return true;  // all of it has ended
   Pass& last = passes_.back();
+  last.cancelled = true;
   if (last.updates_started) {
     fail({ErrorCode::cancelled,
           "the step was abandoned after some layers had been updated and before all were; the "
@@ -376,7 +377,11 @@ void Executor::account(OpRef ref, Nanoseconds start, Nanoseconds end, Bytes byte
   until = std::max(until, end);
   if (ports_.trace != nullptr) {
     const std::string name = describe(ref);
-    ports_.trace->span({lane, name, start, end, bytes.count, ref.pass});
+    try {
+      ports_.trace->span({lane, name, start, end, bytes.count, ref.pass});
+    } catch (const std::exception& error) {
+      fail({ErrorCode::io, std::string("writing the trace failed: ") + error.what()});
+    }
   }
 }
 

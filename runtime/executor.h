@@ -56,8 +56,12 @@ class Executor {
   Executor(const ExecutorContext& context, const ExecutorPorts& ports);
   ~Executor();  // nothing may be in flight: call settle() first
 
-  // Two passes may be alive at a time: the tail of one overlaps the head of the next.
-  bool can_begin() const { return passes_.size() < kMaxPasses && !failure_; }
+  // Two passes may be alive at a time: the tail of one overlaps the head of the next. After a
+  // cancelled one the next waits until all of it has ended: what it left out can order nothing.
+  bool can_begin() const {
+    return passes_.size() < kMaxPasses && !failure_ &&
+           (passes_.empty() || !passes_.back().cancelled);
+  }
   // Queues a pass and returns its number.
   std::uint64_t begin(bool evaluation, const AdamScalars& scalars);
 
@@ -115,6 +119,7 @@ class Executor {
     std::size_t open = 0;          // operations that are not done
     std::size_t open_results = 0;  // of them, layer uses and updates
     bool updates_started = false;
+    bool cancelled = false;
   };
 
   struct OpRef {

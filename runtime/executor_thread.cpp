@@ -1,5 +1,7 @@
 #include "runtime/executor_thread.h"
 
+#include <cstdio>
+#include <cstdlib>
 #include <utility>
 
 #include "terrace/error.h"
@@ -90,7 +92,13 @@ void ExecutorThread::serve(Executor& executor) {
     }
     if (stop_ && (executor.idle() || failure_)) break;
   }
-  executor.settle();
+  try {
+    executor.settle();
+  } catch (const std::exception& error) {
+    // The kernel still owns memory that is about to go: there is no way on.
+    std::fprintf(stderr, "terrace: waiting for the last operations failed: %s\n", error.what());
+    std::abort();
+  }
 }
 
 void ExecutorThread::perform(const Predicate& ready,

@@ -356,7 +356,8 @@ class PlanBuilder {
         return {piece.tier, part(piece.extent, offset - piece.data_offset, size)};
       }
     }
-    TERRACE_CHECK(!"an update run crosses the border between two homes");
+    constexpr bool kRunCrossesTwoHomes = true;
+    TERRACE_CHECK(!kRunCrossesTwoHomes);
     return {};
   }
 
@@ -374,7 +375,7 @@ class PlanBuilder {
       }
       if (home.tier != Tier::dram) offset += home.extent.size;
     }
-    TERRACE_CHECK(!"not a content that updates write");
+    TERRACE_CHECK(content == Content::parameter);  // the last one that updates write
     return {};
   }
 

@@ -200,7 +200,8 @@ class Planner {
       add_dependencies(*built.plan);
       return std::move(*built.plan);
     }
-    TERRACE_CHECK(!"the serial evaluation needs no more than the training step");
+    constexpr bool kSerialEvaluationFits = false;  // it needs no more than the training step
+    TERRACE_CHECK(kSerialEvaluationFits);
     return {};
   }
 

@@ -313,9 +313,9 @@ bool EmulatedDevice::one_pinned_side(const CopyRequest& request) const {
   const auto size = request.size.count;
   const std::lock_guard lock(memory_mutex_);
   const bool up = device_memory_.contains(request.destination, size) &&
-                  pinned_.contains(request.source, size);
+                  pinned_.covers(request.source, size);
   const bool down = device_memory_.contains(request.source, size) &&
-                    pinned_.contains(request.destination, size);
+                    pinned_.covers(request.destination, size);
   return up != down;
 }
 

@@ -46,6 +46,20 @@ class RangeSet {
     return offset <= range_size && size <= range_size - offset;
   }
 
+  // Whether ranges that touch each other hold all of [first, first + size) together.
+  bool covers(const std::byte* first, std::size_t size) const {
+    const auto begin = address(first);
+    auto range = ranges_.upper_bound(begin);
+    if (range == ranges_.begin()) return false;
+    --range;
+    auto end = range->first + range->second;
+    if (end < begin) return false;
+    while (end - begin < size && ++range != ranges_.end() && range->first == end) {
+      end += range->second;
+    }
+    return size <= end - begin;
+  }
+
   // The lowest range; nothing when the set is empty.
   std::optional<std::span<std::byte>> front() const {
     if (ranges_.empty()) return std::nullopt;

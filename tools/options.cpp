@@ -13,7 +13,8 @@ double parse_speed(const std::string& text, const std::string& whole) {
   const double value = std::strtod(text.c_str(), &end);
   if (end == text.c_str() || *end != '\0' || !(value > 0) || value > 1e6) {
     throw Error(ErrorCode::invalid_argument,
-                "--throttle " + whole + ": '" + text + "' is no positive speed in GB/s");
+                "--throttle " + whole + ": '" + text +
+                    "' is no positive speed in GB/s (of compute: factor)");
   }
   return value;
 }
@@ -31,7 +32,7 @@ void ModelOptions::add(CLI::App& command) {
   command.add_option("--dtype", dtype, "of parameters and gradients: bf16 or fp32");
 }
 
-gpt::GptConfig ModelOptions::config() const {
+gpt::GptConfig ModelOptions::config(const Config& file) const {
   gpt::GptConfig result = gpt;
   if (!size.empty()) {
     const gpt::NamedSize* found = nullptr;
@@ -55,7 +56,8 @@ gpt::GptConfig ModelOptions::config() const {
   result.heads = heads.value_or(result.heads);
   result.context = context.value_or(result.context);
   result.batch = batch.value_or(result.batch);
-  result.parameter_dtype = result.gradient_dtype = parse_dtype(dtype);
+  const DType fallback = file.parameter_dtype.value_or(DType::bf16);
+  result.parameter_dtype = result.gradient_dtype = dtype ? parse_dtype(*dtype) : fallback;
   gpt::validate(result);
   return result;
 }

@@ -14,11 +14,12 @@ struct ModelOptions {
   std::string size;  // a name of gpt::named_sizes(), or empty
   gpt::GptConfig gpt;
   std::optional<std::uint32_t> layers, width, heads, context, batch;
-  std::string dtype = "bf16";
+  std::optional<std::string> dtype;
 
   void add(CLI::App& command);
-  // The named size or the defaults, with what was given explicitly.
-  gpt::GptConfig config() const;
+  // The named size or the defaults, with what was given explicitly; the dtype is the flag's, or
+  // that of `file`, or bf16.
+  gpt::GptConfig config(const Config& file) const;
 };
 
 struct TierOptions {

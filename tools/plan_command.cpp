@@ -20,8 +20,8 @@ struct PlanCommand {
   Speeds speeds;
 
   void run() const {
-    const auto gpt = model.config();
     const auto config = tiers.config();
+    const auto gpt = model.config(config);
     const ModelLayout layout(gpt::make_model(gpt), config.segment);
     PerTier<Bytes> budget{config.budget.hbm.value_or(80_GiB),
                           config.budget.dram.value_or(detect_topology().memory),

@@ -1,6 +1,6 @@
 #include "tools/report.h"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <iterator>
 

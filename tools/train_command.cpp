@@ -47,11 +47,9 @@ struct TrainOptions {
 class TrainRun {
  public:
   explicit TrainRun(const TrainOptions& options)
-      : options_(options), gpt_(options.model.config()), config_(options.tiers.config()),
+      : options_(options), config_(options.tiers.config()),
+        gpt_(options.model.config(config_)),
         data_(options.data) {
-    if (config_.parameter_dtype && options.model.dtype == "bf16") {
-      gpt_.parameter_dtype = gpt_.gradient_dtype = *config_.parameter_dtype;
-    }
     data_.require_context(gpt_.context);
     check_writable(options.json, "--json");
     check_writable(options.trace, "--trace");
@@ -209,8 +207,8 @@ class TrainRun {
   }
 
   const TrainOptions& options_;
-  gpt::GptConfig gpt_;
   Config config_;
+  const gpt::GptConfig gpt_;
   const TextData data_;
   double rate_ = 0;
   std::unique_ptr<ReferenceTrainer> reference_;

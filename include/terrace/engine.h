@@ -81,9 +81,12 @@ class LayerView {
 
 // One training step, or one evaluation pass. Layers are visited in ModelSpec order, forward, then
 // (training) in reverse; anything else throws Error(invalid_argument) and leaves the step usable.
-// Only one step or pass may be alive. Destroying one that is not finished cancels it: before the
-// first submit_gradients() the engine's state is as before and the engine goes on; after it some
-// layers are updated and some are not, and every later call throws Error(cancelled).
+// Only one step or pass may be alive, and none may outlive its engine. Destroying one that is not
+// finished cancels it and waits for the work on the compute stream. Before the first update has
+// started, which may be any time after the first submit_gradients(), the engine's state is as
+// before and the engine goes on; after it some layers are updated and some are not, and every
+// later call throws Error(cancelled). A step whose layers were all visited is finished, not
+// cancelled.
 class Step {
  public:
   Step(Step&& other) noexcept;
@@ -98,8 +101,9 @@ class Step {
 
  private:
   friend class EngineImpl;
-  explicit Step(EngineImpl* engine) : engine_(engine) {}
+  Step(EngineImpl* engine, std::uint64_t pass) : engine_(engine), pass_(pass) {}
   EngineImpl* engine_;
+  std::uint64_t pass_;  // a step that is over must not touch the next one
 };
 
 // The four ports and the trace, for whoever brings their own; absent ones are made from the config.
@@ -108,7 +112,9 @@ struct EnginePorts {
   // Called on the thread that will own the engine.
   std::function<std::unique_ptr<IoEngine>()> io_engine;
   std::unique_ptr<TraceSink> trace;
-  std::optional<Speeds> speeds;  // skips the measurement at start
+  // Skips the measurement at start, which is of the ports that the config describes: needed with
+  // others.
+  std::optional<Speeds> speeds;
 };
 
 struct LaneStats {
@@ -144,7 +150,7 @@ class Engine {
   // fp32, wherever it lies. Between steps only. Throws Error(invalid_argument) for unknown names.
   void read(std::string_view tensor, Content content, std::uint64_t first,
             std::span<float> values);
-  // Waits until everything in flight has ended, writes included.
+  // Waits until everything in flight has ended, writes included. Between steps only.
   void drain();
 
   const ModelSpec& model() const;

@@ -288,6 +288,41 @@ TEST(Planner, AcceptsWhateverBruteForceFinds) {
   EXPECT_GT(refused, 30);
 }
 
+// Everything on NVMe: each lane carries what the formulas say, and no byte twice.
+TEST(Planner, BytesOfEveryLaneFollowTheFormula) {
+  const auto seed = fresh_seed();
+  for (int trial = 0; trial < 100; ++trial) {
+    SCOPED_TRACE("seed " + std::to_string(seed) + " trial " + std::to_string(trial));
+    Random random(seed + static_cast<std::uint64_t>(trial));
+    const auto model = random_model(random, 5, 60000);
+    const ModelLayout layout(model, Bytes{4096ULL << pick(random, 0, 3)});
+    PlannerInput input{layout, generous(), {}, {}, {}, {}};
+    const TierFractions nvme{0, 0, 1};
+    input.placement = {nvme, nvme, nvme, nvme, nvme};
+    const auto plan = plan_engine(input);
+    PerLane<Bytes> expected{};
+    for (std::uint32_t l = 0; l < layout.layers(); ++l) {
+      const bool last = l + 1 == layout.layers();  // stays on the device from forward to backward
+      const Bytes parameter = layout.block_size(LayerId{l}, Content::parameter);
+      const Bytes gradient = layout.block_size(LayerId{l}, Content::gradient);
+      const Bytes states = 3 * layout.block_size(LayerId{l}, Content::momentum);
+      const Bytes input_bytes = last ? Bytes{} : layout.input_size(LayerId{l});
+      const Bytes fetched = parameter * (last ? 1 : 2) + input_bytes;
+      at(expected, Lane::nvme_read) += fetched + states;
+      at(expected, Lane::nvme_write) += parameter + states + input_bytes;
+      at(expected, Lane::host_to_device) += fetched;
+      at(expected, Lane::device_to_host) += gradient + input_bytes;
+    }
+    at(expected, Lane::adam) = {
+        parameter_count(model) *
+        adam_bytes_per_element(model.gradient_dtype, model.parameter_dtype)};
+    for (const Lane lane : kLanes) {
+      EXPECT_EQ(at(plan.forecast.lanes, lane).bytes, at(expected, lane)) << to_string(lane);
+    }
+    if (HasFailure()) break;
+  }
+}
+
 // The smallest accepted HBM budget is exact: one byte less is refused, and the message says one
 // byte.
 TEST(Planner, NamesTheMissingByte) {

@@ -195,6 +195,60 @@ TEST_F(EngineTest, AStepAbandonedAfterUpdatesFailsTheEngineForGood) {
   EXPECT_NE(said_.find("abandoned"), std::string::npos) << said_;
 }
 
+TEST_F(EngineTest, AVisitedStepThatIsDestroyedIsFinished) {
+  {
+    auto step = engine_->begin_step();
+    forward_all(step);
+    for (std::uint32_t l = kLayers; l-- > 0;) {
+      auto view = step.backward(LayerId{l});
+      write_gradients(view);
+      view.submit_gradients();
+    }
+  }
+  EXPECT_EQ(engine_->steps(), 1U);
+  {
+    auto pass = engine_->begin_evaluation();
+    for (std::uint32_t l = 0; l < kLayers; ++l) pass.forward(LayerId{l});
+    engine_->device().synchronize(kComputeStream);
+    steady_clock().sleep_until(steady_clock().now() + std::chrono::milliseconds(5));
+  }
+  whole_step();
+  EXPECT_EQ(engine_->steps(), 2U);
+}
+
+TEST_F(EngineTest, AStepThatIsOverDoesNotTouchTheNext) {
+  std::optional<Step> old = engine_->begin_evaluation();
+  for (std::uint32_t l = 0; l < kLayers; ++l) old->forward(LayerId{l});
+  old->finish();
+  auto step = engine_->begin_step();
+  EXPECT_EQ(code_of([&] { old->forward(LayerId{0}); }), ErrorCode::invalid_argument);
+  old.reset();
+  step.forward(LayerId{0});
+  EXPECT_EQ(code_of([&] { engine_->drain(); }), ErrorCode::invalid_argument);
+}
+
+TEST_F(EngineTest, AViewThatOutlivesItsStepIsNoticed) {
+  std::optional<Step> step = engine_->begin_step();
+  std::optional<LayerView> view = step->forward(LayerId{0});
+  step.reset();
+  EXPECT_EQ(code_of([&] { engine_->begin_step(); }), ErrorCode::invalid_argument);
+  view.reset();
+  whole_step();
+  EXPECT_EQ(engine_->steps(), 1U);
+}
+
+TEST_F(EngineTest, WorkOfAnAbandonedStepHasEndedWhenTheStepIsGone) {
+  bool ran = false;
+  {
+    auto step = engine_->begin_step();
+    step.forward(LayerId{0}).launch([&] {
+      steady_clock().sleep_until(steady_clock().now() + std::chrono::milliseconds(20));
+      ran = true;
+    });
+  }
+  EXPECT_TRUE(ran);
+}
+
 TEST_F(EngineTest, AFunctionThatThrowsOnTheDeviceEndsTheStepWithItsMessage) {
   auto step = engine_->begin_step();
   {
