@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 
@@ -36,6 +37,12 @@ PerTier<Bytes> budgets_of(const Config& config, const Device& device) {
   const auto& path = config.nvme.front().path;
   std::error_code error;
   const auto space = std::filesystem::space(path, error);
+  if (!error && !std::filesystem::is_directory(path, error)) {
+    error = std::make_error_code(std::errc::not_a_directory);
+  }
+  if (!error && ::access(path.c_str(), W_OK | X_OK) != 0) {
+    error.assign(errno, std::system_category());
+  }
   if (error) {
     throw Error(ErrorCode::io, "the nvme directory " + path + " cannot be used: " +
                                    error.message() + "; create it or name another one");

@@ -311,9 +311,9 @@ TEST_P(ThrottledIo, IsNoFasterThanAskedFor) {
 
 // The wake comes while a completion is held back.
 TEST_P(ThrottledIo, WakesBeforeTheDeadline) {
-  const auto file = open(16_MiB);
-  PageBuffer buffer(16 << 20);
-  ASSERT_TRUE(engine_->submit({{1}, IoOperation::read, file, 0, buffer.data(), 16 << 20}));
+  const auto file = open(64_MiB);
+  PageBuffer buffer(64 << 20);
+  ASSERT_TRUE(engine_->submit({{1}, IoOperation::read, file, 0, buffer.data(), 64 << 20}));
   std::thread waker([&] {
     std::this_thread::sleep_for(10ms);
     engine_->wake();
