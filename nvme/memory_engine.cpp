@@ -5,11 +5,14 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 
 #include "nvme/deadline.h"
 #include "nvme/engines.h"
+#include "nvme/file_table.h"
 #include "nvme/transfers.h"
 #include "terrace/error.h"
 
@@ -20,9 +23,12 @@ constexpr std::uint32_t kAlignment = 4096;
 
 class MemoryEngine final : public IoEngine {
  public:
+  explicit MemoryEngine(std::uint32_t drives) : drives_(drives) {}
+
   IoEngineInfo info() const override { return {"memory", false, false, {}}; }
 
   FileId open(const IoFileOptions& options) override {
+    check_drive(options, drives_);
     const auto free = std::find_if(files_.begin(), files_.end(),
                                    [](const auto& file) { return !file.has_value(); });
     if (free == files_.end()) {
@@ -30,14 +36,17 @@ class MemoryEngine final : public IoEngine {
                                               std::to_string(kMaxIoFiles) +
                                               " files are open already; close one first");
     }
-    for (const auto& file : files_) {
-      if (!options.scratch && file && !file->scratch && file->info.path == options.path) {
-        throw Error(ErrorCode::io, "creating " + options.path +
-                                       " in memory failed: it exists; choose another name");
-      }
-    }
-    free->emplace(make_file(options));
+    const auto data = options.mode == IoFileMode::existing ? find(options.path) : make(options);
+    if (options.mode == IoFileMode::create) names_[options.path] = data;
+    free->emplace(File{{options.path, {data->size()}, false, "the file is in memory", kAlignment,
+                        options.drive},
+                       data});
     return {static_cast<std::uint32_t>(free - files_.begin())};
+  }
+
+  bool exists(const std::string& path) const override { return names_.contains(path); }
+  void remove(const std::string& path) override {
+    if (names_.erase(path) == 0) throw missing("removing", path);
   }
 
   void close(FileId file) override {
@@ -52,8 +61,9 @@ class MemoryEngine final : public IoEngine {
   void register_buffers(std::span<const std::span<std::byte>>) override {}
 
   bool submit(const IoRequest& request) override {
-    at(request.file);
-    if (queue_.size() == kMaxRequests) return false;
+    auto& taken = taken_[at(request.file).info.drive];
+    if (taken == kMaxRequests) return false;
+    ++taken;
     queue_.push_back(request);
     return true;
   }
@@ -64,6 +74,7 @@ class MemoryEngine final : public IoEngine {
     const auto deadline = deadline_after(steady_clock().now(), timeout);
     const auto count = queue_.size();
     for (; !queue_.empty(); queue_.pop_front()) completions.push_back(serve(queue_.front()));
+    taken_.fill(0);
     std::unique_lock lock(mutex_);
     if (count == 0) {
       wakeable_.wait_until(lock, std::chrono::steady_clock::time_point(deadline),
@@ -80,19 +91,31 @@ class MemoryEngine final : public IoEngine {
   }
 
  private:
+  using Data = std::shared_ptr<std::vector<std::byte>>;
   struct File {
     IoFileInfo info;
-    bool scratch = false;
-    std::vector<std::byte> data;
+    Data data;
   };
 
-  static File make_file(const IoFileOptions& options) {
-    File file;
-    file.scratch = options.scratch;
-    file.info = {options.path, round_up(options.size, Bytes{kAlignment}), false,
-                 "the file is in memory", kAlignment};
+  static Error missing(const std::string& what, const std::string& path) {
+    return {ErrorCode::io,
+            what + " " + path + " in memory failed: there is no such file; check the path"};
+  }
+
+  Data find(const std::string& path) const {
+    const auto found = names_.find(path);
+    if (found == names_.end()) throw missing("opening", path);
+    return found->second;
+  }
+
+  Data make(const IoFileOptions& options) const {
+    if (options.mode == IoFileMode::create && exists(options.path)) {
+      throw Error(ErrorCode::io, "creating " + options.path +
+                                     " in memory failed: it exists; choose another name");
+    }
     try {
-      file.data.resize(file.info.size.count);
+      return std::make_shared<std::vector<std::byte>>(
+          round_up(options.size, Bytes{kAlignment}).count);
     } catch (const std::exception&) {  // bad_alloc, length_error
       throw Error(ErrorCode::io, "making " + options.path + " in memory failed: " +
                                      std::to_string(options.size.count) + " bytes (" +
@@ -100,7 +123,6 @@ class MemoryEngine final : public IoEngine {
                                      ") are more than there is; lower the nvme budget or use an "
                                      "engine with real files");
     }
-    return file;
   }
 
   const File& at(FileId file) const {
@@ -113,14 +135,17 @@ class MemoryEngine final : public IoEngine {
     const int error = refusal(request, at(request.file).info);
     const bool moves = error == 0 && request.operation != IoOperation::flush && request.bytes > 0;
     if (moves) {
-      std::byte* place = files_[request.file.value]->data.data() + request.offset;
+      std::byte* place = at(request.file).data->data() + request.offset;
       const bool read = request.operation == IoOperation::read;
       std::memcpy(read ? request.data : place, read ? place : request.data, request.bytes);
     }
     return {request.ticket, error, moves ? request.bytes : 0, start, steady_clock().now()};
   }
 
+  const std::uint32_t drives_;
   std::array<std::optional<File>, kMaxIoFiles> files_;
+  std::map<std::string, Data> names_;
+  std::array<std::size_t, kMaxDrives> taken_{};  // requests, by drive
   std::deque<IoRequest> queue_;
   std::mutex mutex_;
   std::condition_variable wakeable_;
@@ -129,6 +154,8 @@ class MemoryEngine final : public IoEngine {
 
 }  // namespace
 
-std::unique_ptr<IoEngine> make_memory_engine() { return std::make_unique<MemoryEngine>(); }
+std::unique_ptr<IoEngine> make_memory_engine(std::uint32_t drives) {
+  return std::make_unique<MemoryEngine>(std::clamp(drives, 1U, kMaxDrives));
+}
 
 }  // namespace terrace

@@ -102,7 +102,9 @@ double measure_file(IoEngine& io, FileId file, IoOperation operation, std::span<
 
 void measure_nvme(const Config& config, Speeds& speeds) {
   const auto io = make_io_engine(config.io);
-  const FileId file = io->open({config.nvme.front().path + "/terrace.measure", kFile, true, true});
+  const FileId file = io->open({.path = config.nvme.front().path + "/terrace.measure",
+                                .size = kFile,
+                                .mode = IoFileMode::scratch});
   const HostMemory memory(kTransfer * 4, nullptr);
   for (std::size_t i = 0; i < memory.span().size(); ++i) {
     memory.span()[i] = static_cast<std::byte>(i * 2654435761U >> 13);

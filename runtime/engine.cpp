@@ -265,7 +265,7 @@ class EngineImpl {
     if (size.count > 0) {
       const std::string path =
           config_.nvme.front().path + "/terrace-" + std::to_string(::getpid()) + ".store";
-      file_ = io.open({path, size, true, true});
+      file_ = io.open({.path = path, .size = size, .mode = IoFileMode::scratch});
       file_info_ = io.file_info(file_);
     }
     io_info_ = io.info();

@@ -32,10 +32,11 @@ struct IoEngineCase {
   friend void PrintTo(const IoEngineCase& engine, std::ostream* stream) { *stream << engine.name; }
 };
 
-// Small blocks and few slots, so that ordinary requests are split and have to queue.
+// Small blocks, few slots, two drives, so that ordinary requests are split and have to queue.
 inline IoEngineOptions io_options(IoEngineKind kind, Throttle throttle = {}) {
   IoEngineOptions options;
   options.kind = kind;
+  options.drives = 2;
   options.queue_depth = 4;
   options.block = 64_KiB;
   options.threads = 2;
@@ -108,6 +109,22 @@ class IoEngineContract : public testing::TestWithParam<IoEngineCase> {
 
   FileId open(Bytes size, const std::string& name = "file") {
     return engine_->open({.path = directory_ / name, .size = size});
+  }
+  FileId open_existing(const std::string& name) {
+    return engine_->open({.path = directory_ / name, .mode = IoFileMode::existing});
+  }
+
+  // Expects that `task` fails with `code` and a message that names every one of `parts`.
+  template <class Task>
+  void expect_error(ErrorCode code, const std::vector<std::string>& parts, Task task) {
+    try {
+      task();
+      ADD_FAILURE() << "nothing was refused";
+    } catch (const Error& error) {
+      const std::string text = error.what();
+      EXPECT_EQ(error.code(), code) << text;
+      for (const auto& part : parts) EXPECT_NE(text.find(part), std::string::npos) << text;
+    }
   }
 
   // Reaps until nothing is pending; each ticket once, with times that make sense.
