@@ -20,6 +20,11 @@ inline void check_drive(const IoFileOptions& options, std::uint32_t drives) {
                   " drives, counted from 0; ask for more when making it");
 }
 
+inline Error too_many_files(const IoFileOptions& options) {
+  return {ErrorCode::unavailable, "opening " + options.path + ": " + std::to_string(kMaxIoFiles) +
+                                      " files are open already; close one first"};
+}
+
 // Thread rule: the engine's owner.
 class FileTable {
  public:
@@ -29,11 +34,7 @@ class FileTable {
     check_drive(options, drives_);
     std::size_t index = 0;
     while (index < files_.size() && files_[index]) ++index;
-    if (index == kMaxIoFiles) {
-      throw Error(ErrorCode::unavailable, "opening " + options.path + ": " +
-                                              std::to_string(kMaxIoFiles) +
-                                              " files are open already; close one first");
-    }
+    if (index == kMaxIoFiles) throw too_many_files(options);
     if (index == files_.size()) files_.emplace_back();
     const auto& note = files_[index].emplace(options).reserve_note();
     if (!note.empty() && std::find(notes_.begin(), notes_.end(), note) == notes_.end()) {

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "nvme/simulation.h"
 #include "terrace/error.h"
 #include "terrace/io_engine.h"
 
@@ -28,6 +29,12 @@ struct IoEngineCase {
   std::string name;
   IoEngineOptions options;
   bool real_files = true;
+  std::unique_ptr<IoEngine> (*wrap)(std::unique_ptr<IoEngine>) = nullptr;
+
+  std::unique_ptr<IoEngine> make() const {
+    auto engine = make_io_engine(options);
+    return wrap != nullptr ? wrap(std::move(engine)) : std::move(engine);
+  }
 
   friend void PrintTo(const IoEngineCase& engine, std::ostream* stream) { *stream << engine.name; }
 };
@@ -45,11 +52,20 @@ inline IoEngineOptions io_options(IoEngineKind kind, Throttle throttle = {}) {
 }
 
 inline std::vector<IoEngineCase> io_engine_kinds() {
+  const auto without_faults = [](std::unique_ptr<IoEngine> engine) {
+    return make_fault_engine(std::move(engine), {});
+  };
+  const auto on_simulated_disk = [](std::unique_ptr<IoEngine>) {
+    const SimulatedDiskOptions shuffled{.seed = std::random_device{}()};
+    return make_memory_engine(std::make_shared<SimulatedDisk>(shuffled), 2);
+  };
   return {
       {"io_uring", io_options(IoEngineKind::io_uring)},
       {"threads", io_options(IoEngineKind::threads)},
       {"memory", io_options(IoEngineKind::memory), false},
       {"throttled", io_options(IoEngineKind::threads, {.gb_s = 4, .latency_us = 10})},
+      {"faults", io_options(IoEngineKind::threads), true, without_faults},
+      {"simulated_disk", io_options(IoEngineKind::memory), false, on_simulated_disk},
   };
 }
 
@@ -100,7 +116,7 @@ class IoEngineContract : public testing::TestWithParam<IoEngineCase> {
  protected:
   void SetUp() override {
     try {
-      engine_ = make_io_engine(GetParam().options);
+      engine_ = GetParam().make();
     } catch (const Error& error) {
       if (error.code() != ErrorCode::unavailable) throw;
       GTEST_SKIP() << error.what();
