@@ -29,6 +29,12 @@ SegmentClaim SegmentStore::claim(std::size_t segment, Bytes address, Bytes size,
   return {opened_.id, mark | segment, generation, size.count};
 }
 
+Bytes SegmentStore::tile(Bytes address) const {
+  if (address >= options_.transient) return options_.transient_tile;
+  const auto& where = geometry(address);
+  return where.regions()[where.region_of(where.segment_at(address))].tile;
+}
+
 // Calls visit(segment, its extent, its tiles); in the transient part an extent is one segment.
 template <class Visit>
 void SegmentStore::for_each_segment(Extent extent, std::span<const std::uint64_t> tiles,
@@ -40,7 +46,7 @@ void SegmentStore::for_each_segment(Extent extent, std::span<const std::uint64_t
     const auto segment = transient ? 0 : where.segment_at(address);
     const Extent part = transient ? extent : where.extent(segment);
     TERRACE_CHECK(part.offset == address && part.end() <= extent.end());
-    const auto count = tile_count(part.size, options_.tile);
+    const auto count = tile_count(part.size, tile(part.offset));
     visit(segment, part, tiles.empty() ? tiles : tiles.subspan(used, count));
     used += count;
     address = part.end();
@@ -50,7 +56,7 @@ void SegmentStore::for_each_segment(Extent extent, std::span<const std::uint64_t
 std::size_t SegmentStore::tiles(Extent extent) const {
   std::size_t count = 0;
   for_each_segment(extent, {}, [&](std::size_t, Extent part, auto) {
-    count += tile_count(part.size, options_.tile);
+    count += tile_count(part.size, tile(part.offset));
   });
   return count;
 }
@@ -60,8 +66,8 @@ std::vector<std::uint64_t> SegmentStore::hash(Extent extent,
   std::vector<std::uint64_t> all;
   if (!options_.checksums) return all;
   for_each_segment(extent, {}, [&](std::size_t, Extent part, auto) {
-    const auto hashes = hash_tiles(
-        memory.subspan((part.offset - extent.offset).count, part.size.count), options_.tile);
+    const auto bytes = memory.subspan((part.offset - extent.offset).count, part.size.count);
+    const auto hashes = hash_tiles(bytes, tile(part.offset));
     all.insert(all.end(), hashes.begin(), hashes.end());
   });
   return all;
@@ -109,7 +115,7 @@ std::string SegmentStore::mismatch(Extent extent, std::span<const std::uint64_t>
     wrong = where(part) + ", " + std::to_string(part.size.count) + " bytes" + place +
             ", is not what step " + std::to_string(generation) + " wrote: checksum " +
             std::to_string(expected) + " is expected, " + std::to_string(found) +
-            " found. The drive or its memory is at fault; `terrace store verify` tells what else is";
+            " found. The drive or the way to it is at fault; see `terrace store verify`";
   });
   return wrong;
 }
@@ -130,10 +136,8 @@ void SegmentStore::commit(Ticket ticket, std::uint64_t step, std::string trainer
                     " bytes to keep with a commit; at most " +
                     std::to_string(most_trainer_bytes()) + " are kept: keep more elsewhere");
   }
-  Bytes size;
-  for (const auto& file : opened_.files) size += file.layout.table_bytes + kRecordBytes;
-  commit_ = Commit{open_operation(ticket, IoOperation::write, {{}, size}), step,
-                   std::move(trainer), Purpose::table, {}};
+  commit_ = Commit{open_operation(ticket, IoOperation::write, {}), step, std::move(trainer),
+                   Purpose::table, {}};
   begin_stage();
 }
 
@@ -160,6 +164,7 @@ void SegmentStore::add_metadata(std::uint32_t drive, IoOperation kind, Bytes off
   piece.purpose = commit_->stage;
   piece.drive = drive;
   piece.request = {{}, kind, opened_.files[drive].file, offset.count, memory.data(), memory.size()};
+  operations_[piece.operation].extent.size += Bytes{memory.size()};
   add_piece(piece);
 }
 

@@ -23,18 +23,15 @@ std::vector<DriveSlots> durable_slots(const OpenedStore& opened) {
   return slots;
 }
 
+// One place for each segment, no spares: what lies there can be made anew.
 std::vector<DriveSlots> scratch_slots(const StoreGeometry& geometry) {
-  std::vector<DriveSlots> slots;
-  for (const auto& share : geometry.shares()) {
-    const auto layout = scratch_file_layout(share);
-    slots.push_back({{Bytes{}}, layout.spares, layout.spare_bytes, layout.spare_count});
-  }
-  return slots;
+  return std::vector<DriveSlots>(geometry.shares().size(), DriveSlots{{Bytes{}}, {}, {}, 0});
 }
 
 std::vector<std::uint32_t> weights_of(const StoreOptions& options) {
   std::vector<double> speeds;
   for (const auto& drive : options.drives) speeds.push_back(drive.speed);
+  if (speeds.empty()) return {1};  // nothing lives on NVMe
   return stripe_weights(speeds);
 }
 
@@ -65,11 +62,11 @@ SegmentStore::SegmentStore(IoEngine& io, StoreOptions options)
 void SegmentStore::open_scratch() {
   try {
     for (std::size_t d = 0; d < drives_.size(); ++d) {
-      const auto layout = scratch_file_layout(scratch_geometry_.shares()[d]);
-      if (layout.size.count == 0) continue;
+      const Bytes size = scratch_geometry_.shares()[d].bytes;
+      if (size.count == 0) continue;
       const auto& drive = options_.drives[d];
       drives_[d].scratch = io_.open({.path = drive.directory + "/terrace.scratch",
-                                     .size = layout.size,
+                                     .size = size,
                                      .mode = IoFileMode::scratch,
                                      .direct = true,
                                      .drive = static_cast<std::uint32_t>(d),
@@ -242,34 +239,46 @@ void SegmentStore::piece_done(const Piece& piece) {
   }
 }
 
-// A failed write of kept segments: each of them alone, then in a spare. The bytes are still in
-// memory, and the committed copy is elsewhere: nothing is lost.
+// A failed write of several segments: each of them alone. Of one: once more in place where there
+// are no spares, in a spare otherwise. The bytes are still in memory, and the committed copy is
+// elsewhere: nothing is lost.
 bool SegmentStore::retry(Piece piece, int error) {
-  if (piece.purpose != Purpose::data || piece.request.operation != IoOperation::write) return false;
-  if (piece.extent.offset >= options_.transient || ++piece.attempts > kMostAttempts) return false;
-  const auto& where = geometry(piece.extent.offset);
-  auto& segments = table(piece.extent.offset);
-  const auto first = where.segment_at(piece.extent.offset);
-  const bool single = where.place(first).size == piece.extent.size;
-  if (single) {
-    if (!segments.quarantine(first, piece.request.offset)) return false;
-    opened_.notes.push_back("writing " + this->where(piece.extent) + " to offset " +
-                            std::to_string(piece.request.offset) + " of " +
-                            io_.file_info(piece.request.file).path + " failed (" +
-                            std::strerror(error) + "): the place is used no more");
-    piece.request.offset = segments.target(first);
+  if (piece.purpose != Purpose::data || piece.request.operation != IoOperation::write ||
+      ++piece.attempts > kMostAttempts) {
+    return false;
+  }
+  if (piece.extent.offset >= options_.transient) {
+    if (piece.attempts > 1) return false;
     add_piece(std::move(piece));
     return true;
   }
+  const auto& segments = geometry(piece.extent.offset);
+  const auto first = segments.segment_at(piece.extent.offset);
+  if (segments.place(first).size == piece.extent.size) return move_to_spare(piece, first, error);
   Piece part = piece;
   for (Bytes done; done < piece.extent.size; done += part.extent.size) {
-    const auto segment = where.segment_at(piece.extent.offset + done);
-    part.extent = {piece.extent.offset + done, where.place(segment).size};
+    const auto segment = segments.segment_at(piece.extent.offset + done);
+    part.extent = {piece.extent.offset + done, segments.place(segment).size};
     part.request.offset = piece.request.offset + done.count;
     part.request.data = piece.request.data + done.count;
     part.request.bytes = part.extent.size.count;
     add_piece(part);
   }
+  return true;
+}
+
+bool SegmentStore::move_to_spare(Piece piece, std::size_t segment, int error) {
+  auto& segments = table(piece.extent.offset);
+  if (segments.quarantine(segment, piece.request.offset)) {
+    opened_.notes.push_back("writing " + where(piece.extent) + " to offset " +
+                            std::to_string(piece.request.offset) + " of " +
+                            io_.file_info(piece.request.file).path + " failed (" +
+                            std::strerror(error) + "): the place is used no more");
+    piece.request.offset = segments.target(segment);
+  } else if (durable(piece.extent.offset) || piece.attempts > 1) {
+    return false;
+  }
+  add_piece(std::move(piece));
   return true;
 }
 
@@ -331,10 +340,11 @@ void SegmentStore::watch() {
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
       if (idle[i] || pieces_[i].drive != d) continue;
       fail(pieces_[i], ETIMEDOUT);
-      stuck_ = Error(ErrorCode::io,
-                     operations_[pieces_[i].operation].message + ": no operation on this drive has "
-                     "ended for " + std::to_string(static_cast<int>(to_seconds(options_.patience))) +
-                     " s; see the kernel's log, and continue with --resume when the drive answers");
+      stuck_ = Error(ErrorCode::io, operations_[pieces_[i].operation].message +
+                                        ": nothing on this drive has ended for " +
+                                        std::to_string(to_seconds(options_.patience)) +
+                                        " s; see the kernel's log, and continue with --resume "
+                                        "when the drive answers");
       return;
     }
   }

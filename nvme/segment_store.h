@@ -17,6 +17,7 @@
 #include "nvme/page_buffer.h"
 #include "nvme/segment_table.h"
 #include "nvme/store_files.h"
+#include "terrace/engine.h"
 #include "terrace/error.h"
 #include "terrace/io_engine.h"
 
@@ -32,15 +33,6 @@ struct StoreRequest {
 struct StoreResult {
   Completion completion;
   std::string error;  // the sentence, when completion.error is not 0
-};
-
-struct DriveStats {
-  std::string path;   // of its store, or of its scratch file
-  Bytes read;
-  Bytes written;      // metadata included
-  Bytes reserved;     // by its files
-  bool direct = false;
-  std::string direct_note;
 };
 
 // Thread rule: the I/O engine's owner makes all calls.
@@ -59,11 +51,12 @@ class SegmentStore {
   // What the next write of `extent` will contain: hashes of its tiles, and the step that makes it.
   // Required before every write, with no hashes when checksums are off.
   void stage(Extent extent, std::uint64_t generation, std::span<const std::uint64_t> tiles);
-  // "" when tiles that hash like this are what was last written to `extent`; otherwise the sentence.
+  // "" when tiles that hash like this are what was last written to `extent`; else the sentence.
   std::string mismatch(Extent extent, std::span<const std::uint64_t> tiles) const;
   bool checksums() const { return options_.checksums; }
-  // The unit of hashing; tiles begin anew at each segment, and at the extent in the transient part.
-  Bytes tile() const { return options_.tile; }
+  // The unit of hashing at an address; tiles begin anew at each segment, and at each extent in the
+  // transient part.
+  Bytes tile(Bytes address) const;
   std::size_t tiles(Extent extent) const;  // their number
 
   // Makes everything written so far current, durably, on all drives. All writes must have
@@ -142,6 +135,7 @@ class SegmentStore {
   void complete(const Completion& completion);
   void piece_done(const Piece& piece);
   bool retry(Piece piece, int error);
+  bool move_to_spare(Piece piece, std::size_t segment, int error);
   void fail(const Piece& piece, int error);
   void close_operation(std::size_t index);
   void watch();

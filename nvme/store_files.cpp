@@ -179,7 +179,9 @@ class Opener {
               "drive " + std::to_string(d) + " of " + std::to_string(stores.size()) +
                   " of store " + std::to_string(first.store));
     }
-    for (const auto& [key, text] : options_.identity) differs(key, value(first.identity, key), text);
+    for (const auto& [key, text] : options_.identity) {
+      differs(key, value(first.identity, key), text);
+    }
     for (const auto& [key, text] : first.identity) {
       if (value(options_.identity, key) == "(absent)") differs(key, text, "(absent)");
     }
@@ -258,8 +260,7 @@ class Opener {
     const auto layout =
         store_file_layout(opened.geometry.shares()[d], opened.geometry.regions().size());
     const Superblock superblock{opened.id,          drive,        opened.geometry.weights(),
-                                options_.checksums, options_.tile, options_.identity,
-                                options_.durable};
+                                options_.checksums, options_.identity, options_.durable};
     const auto encoded = encode(superblock, layout.text_bytes);
     const FileId file = io_.open({.path = path(d), .size = layout.size,
                                   .mode = IoFileMode::create, .direct = true, .drive = drive,
@@ -274,7 +275,8 @@ class Opener {
     // A header makes it a store: each is written when all before it is durable, so that a creation
     // cut short is known by its blank second header. What lay there before must not pass for a
     // record.
-    for (const auto record : layout.record) write(record, std::vector<std::byte>(kRecordBytes.count));
+    const std::vector<std::byte> blank(kRecordBytes.count);
+    for (const auto record : layout.record) write(record, blank);
     for (const auto text : layout.text) write(text, encoded.text);
     for (const auto header : layout.header) write(header, std::vector<std::byte>(kStorePage.count));
     io.flush(file);

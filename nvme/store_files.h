@@ -11,16 +11,10 @@
 #include "nvme/store_geometry.h"
 #include "nvme/store_inspect.h"
 #include "nvme/store_lock.h"
+#include "terrace/config.h"
 #include "terrace/io_engine.h"
 
 namespace terrace {
-
-// What becomes of a store that is found.
-enum class StoreMode : std::uint8_t {
-  fresh,    // refused when it holds a committed step
-  resume,   // continued; where there is none, a new one
-  discard,  // removed
-};
 
 struct StoreDrive {
   std::string directory;
@@ -36,7 +30,7 @@ struct StoreOptions {
   StoreIdentity identity;
   StoreMode mode = StoreMode::fresh;
   bool checksums = true;
-  Bytes tile = 128_KiB;              // of checksums
+  Bytes transient_tile = 128_KiB;    // of checksums there
   // An operation that makes no progress for so long fails the store.
   Nanoseconds patience = std::chrono::seconds(60);
   // What lies at an extent, for messages: layer, content, tensors.

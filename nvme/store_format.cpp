@@ -97,13 +97,13 @@ std::string superblock_text(const Superblock& superblock) {
   std::string text = "store=" + std::to_string(superblock.store) +
                      "\ndrive=" + std::to_string(superblock.drive) +
                      "\nweights=" + joined(superblock.weights) +
-                     "\nchecksums=" + std::to_string(superblock.checksums ? 1 : 0) +
-                     "\ntile=" + std::to_string(superblock.tile.count) + '\n';
+                     "\nchecksums=" + std::to_string(superblock.checksums ? 1 : 0) + '\n';
   text += identity_text(superblock.identity);
   for (const auto& region : superblock.regions) {
     text += "region=" + std::to_string(region.extent.offset.count) + ',' +
             std::to_string(region.extent.size.count) + ',' +
             std::to_string(region.segment.count) + ',' +
+            std::to_string(region.tile.count) + ',' +
             one_line(region.name.substr(0, kMaxRegionName)) + '\n';
   }
   return text;
@@ -136,6 +136,7 @@ StoreRegion parse_region(std::string_view text) {
   region.extent.offset = {take_number(text, ',')};
   region.extent.size = {take_number(text, ',')};
   region.segment = {take_number(text, ',')};
+  region.tile = {take_number(text, ',')};
   region.name = text;
   return region;
 }
@@ -151,8 +152,6 @@ void parse_line(std::string_view key, std::string_view value, Superblock& result
     }
   } else if (key == "checksums") {
     result.checksums = only_number(value) != 0;
-  } else if (key == "tile") {
-    result.tile = {only_number(value)};
   } else if (key == "region") {
     result.regions.push_back(parse_region(value));
   } else if (key.starts_with("identity.")) {
@@ -169,7 +168,8 @@ void check_regions(const Superblock& superblock) {
   for (const auto& region : superblock.regions) {
     const auto [offset, size] = region.extent;
     const bool sane = offset.count == end && size.count > 0 && size.count < kMost - end &&
-                      region.segment.count > 0 && size.count % kStorePage.count == 0 &&
+                      region.segment.count > 0 && region.tile.count > 0 &&
+                      size.count % kStorePage.count == 0 &&
                       region.segment.count % kStorePage.count == 0 &&
                       region.segment.count <= (std::uint64_t{1} << 32) - kStorePage.count;
     if (!sane) throw Malformed{"a region is impossible"};
@@ -182,11 +182,10 @@ void check_regions(const Superblock& superblock) {
 void check_superblock(const Superblock& superblock) {
   const auto& weights = superblock.weights;
   const bool sane = !weights.empty() && weights.size() <= 64 &&
-                    superblock.drive < weights.size() && superblock.tile.count > 0 &&
-                    superblock.tile.count <= (1U << 30) &&
+                    superblock.drive < weights.size() &&
                     std::all_of(weights.begin(), weights.end(),
                                 [](auto weight) { return weight > 0 && weight <= 1000000; });
-  if (!sane) throw Malformed{"its drives or tile are impossible"};
+  if (!sane) throw Malformed{"its drives are impossible"};
   check_regions(superblock);
 }
 

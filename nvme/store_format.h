@@ -23,7 +23,6 @@ struct Superblock {
   std::uint32_t drive = 0;  // this one
   std::vector<std::uint32_t> weights;  // of all drives
   bool checksums = true;
-  Bytes tile;                          // of checksums
   StoreIdentity identity;
   std::vector<StoreRegion> regions;
 };

@@ -100,15 +100,6 @@ StoreFileLayout store_file_layout(const DriveShare& share, std::size_t regions) 
   return layout;
 }
 
-ScratchFileLayout scratch_file_layout(const DriveShare& share) {
-  ScratchFileLayout layout;
-  layout.spares = share.bytes;
-  layout.spare_count = spares_for(share);
-  layout.spare_bytes = share.largest;
-  layout.size = share.bytes + share.largest * layout.spare_count;
-  return layout;
-}
-
 StoreGeometry::StoreGeometry(std::vector<StoreRegion> regions, std::vector<std::uint32_t> weights)
     : regions_(std::move(regions)), weights_(std::move(weights)), shares_(weights_.size()) {
   TERRACE_CHECK(!weights_.empty());

@@ -2,12 +2,11 @@
 //
 // A store's addresses are one row of regions; a region is cut into segments of one size; segments
 // are dealt to the drives in proportion to their weights and lie back to back on each. The durable
-// part has two slots for every segment in the file terrace.store, the rest one in a file without a
-// name:
+// part has two slots for every segment in the file terrace.store, the rest one place in a file
+// without a name:
 //
 //   terrace.store:  superblock (header, header, text, text), record 0, record 1, table 0, table 1,
 //                   slot A, slot B, spares
-//   scratch:        slot, spares
 #pragma once
 
 #include <cstdint>
@@ -31,6 +30,7 @@ struct StoreRegion {
   std::string name;  // "momentum of block3"
   Extent extent;
   Bytes segment;
+  Bytes tile;        // of checksums, at most a segment
 };
 
 // What one drive holds of a row of regions.
@@ -61,15 +61,6 @@ struct StoreFileLayout {
   Bytes size;
 };
 StoreFileLayout store_file_layout(const DriveShare& share, std::size_t regions);
-
-// Offsets in one drive's scratch file; a drive with nothing to hold has none (size 0).
-struct ScratchFileLayout {
-  Bytes spares;
-  Bytes spare_bytes;
-  std::uint64_t spare_count = 0;
-  Bytes size;
-};
-ScratchFileLayout scratch_file_layout(const DriveShare& share);
 
 struct SegmentPlace {
   std::uint32_t drive = 0;

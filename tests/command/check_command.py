@@ -16,7 +16,8 @@ import time
 TERRACE = os.path.abspath(sys.argv[1])
 SMALL = ["--layers", "2", "--width", "64", "--heads", "2", "--context", "16", "--batch", "2",
          "--segment", "4KiB"]
-LANES = ["nvme_read", "nvme_write", "host_to_device", "device_to_host", "adam", "compute"]
+LANES = ["nvme_read", "nvme_write", "host_to_device", "device_to_host", "adam", "compute",
+         "commit"]
 
 
 class Place:

@@ -37,7 +37,8 @@ SYSTEM = re.compile(
     r"(sys|linux)/\w+\.h|(unistd|fcntl|errno|poll|sched|pthread|signal|time|immintrin)\.h")
 POLICY = re.compile(
     r"runtime/(partition|schedule|cost_model|placement(_search)?|planner|plan_builder|plan_check|"
-    r"forecast|hazards|step_plan|memory_map|extent_pool)\.(h|cpp)")
+    r"forecast|hazards|step_plan|memory_map|extent_pool|store_plan|update_runs|"
+    r"drive_speeds)\.(h|cpp)")
 POLICY_FLOOR = re.compile(r"tiers/(block_layout|residency|interval_map|range_set)\.h|nvme/store_geometry\.h")  # pure parts
 POLICY_PORTS = {f"terrace/{port}.h" for port in ("device", "io_engine", "communicator", "engine")}
 POLICY_STD = {"thread", "mutex", "shared_mutex", "condition_variable", "atomic", "chrono", "future",
