@@ -1,6 +1,7 @@
 // Tiered training equals plain in-memory training, bit for bit: over budgets, segment sizes, I/O
 // engines and thread counts. The model is a small multi-layer perceptron written here.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -302,9 +303,23 @@ void expect_equal(Engine& engine, const Plain& plain, DType dtype) {
   }
 }
 
-Config base_config(IoEngineKind engine) {
+// A store locks its directory, and tests run side by side.
+class Directory {
+ public:
+  Directory() : path_(std::filesystem::current_path() / ("oracle-" + std::to_string(::getpid()))) {
+    std::filesystem::create_directory(path_);
+  }
+  ~Directory() { std::filesystem::remove_all(path_); }
+  Directory(const Directory&) = delete;
+  std::string path() const { return path_.string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+Config base_config(IoEngineKind engine, const Directory& directory) {
   Config config;
-  config.nvme = {{std::filesystem::current_path().string(), {}, {}}};
+  config.nvme = {{directory.path(), {}, {}}};
   config.io.kind = engine;
   config.io.block = 64_KiB;
   config.optimizer.weight_decay = 0.01;
@@ -384,6 +399,7 @@ class Oracle : public testing::TestWithParam<IoEngineKind> {};
 
 TEST_P(Oracle, TieredTrainingEqualsPlainTraining) {
   const auto seed = fresh_seed();
+  const Directory directory;
   for (std::uint64_t trial = 0; trial < 12; ++trial) {
     SCOPED_TRACE("seed " + std::to_string(seed) + " trial " + std::to_string(trial));
     Random random(seed + trial);
@@ -393,7 +409,7 @@ TEST_P(Oracle, TieredTrainingEqualsPlainTraining) {
       mlp.widths.push_back(static_cast<std::uint32_t>(pick(random, 1, 90)));
     }
     mlp.dtype = pick(random, 0, 1) == 0 ? DType::bf16 : DType::fp32;
-    Config config = base_config(GetParam());
+    Config config = base_config(GetParam(), directory);
     config.segment = Bytes{4096ULL << pick(random, 0, 3)};
     config.adam_threads = static_cast<int>(pick(random, 1, 2));
     config.store.slots = static_cast<std::uint32_t>(pick(random, 1, 2));

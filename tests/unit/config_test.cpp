@@ -379,7 +379,7 @@ TEST(Config, OneDirectoryFromSeveralPlaces) {
     return text.replace(text.find('%'), 1, path);
   };
   EXPECT_EQ(parse_config(with("/a/")).nvme.size(), 1U);
-  expect_refused(with("/b"), {"offload_optimizer.nvme_path", "more than one directory",
+  expect_refused(with("/b"), {"offload_optimizer.nvme_path", "another directory",
                               "zero_optimization.offload_param.nvme_path"});
   const Config config = parse_config(R"({
     "zero_optimization": {"offload_optimizer": {"device": "nvme"}},
@@ -387,7 +387,7 @@ TEST(Config, OneDirectoryFromSeveralPlaces) {
   EXPECT_EQ(config.nvme.at(0).path, "/c");
   expect_refused(R"({"zero_optimization": {"offload_param": {"device": "nvme", "nvme_path": "/a"}},
                      "terrace": {"nvme": [{"path": "/c"}]}})",
-                 {"terrace.nvme[0].path", "more than one directory"});
+                 {"offload_param.nvme_path", "not among the directories of terrace.nvme"});
   EXPECT_TRUE(parse_config(own(R"("nvme": [])")).nvme.empty());
 }
 
