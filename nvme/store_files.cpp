@@ -87,14 +87,10 @@ class Opener {
   // store without a commit may go.
   void judge(const std::vector<std::size_t>& found, std::vector<InspectedStore>& stores,
              const std::vector<FileId>& files, OpenedStore& opened) {
-    bool any_commit = false;
-    for (std::size_t i = 0; i < found.size(); ++i) {
-      refuse_damaged(path(found[i]), stores[i]);
-      any_commit = any_commit || stores[i].any_commit();
-    }
-    if (!any_commit) {
+    for (std::size_t i = 0; i < found.size(); ++i) refuse_damaged(path(found[i]), stores[i]);
+    if (never_committed(stores)) {
       opened.notes.push_back(path(found.front()) +
-                             " was left by a run that ended before its first commit: " +
+                             " was left by a run that ended before its first commit did: " +
                              (options_.mode == StoreMode::resume ? "training starts anew"
                                                                  : "it is replaced"));
       return;

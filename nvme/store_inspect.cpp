@@ -108,6 +108,13 @@ const Superblock* InspectedStore::sound() const {
   return nullptr;
 }
 
+bool InspectedStore::at_first_commit() const {
+  constexpr std::uint64_t kFirst = 1;
+  return std::all_of(std::begin(record), std::end(record), [](const DecodedRecord& found) {
+    return found.record ? found.record->generation == kFirst : found.blank;
+  });
+}
+
 InspectedStore inspect_store(IoEngine& engine, FileId file) {
   BlockingIo io(engine);
   InspectedStore found;
@@ -158,6 +165,19 @@ std::vector<std::size_t> newest_common(const std::vector<InspectedStore>& drives
     best_generation = generation;
   }
   return best;
+}
+
+bool never_committed(const std::vector<InspectedStore>& drives) {
+  const auto all = [&](auto&& holds) { return std::all_of(drives.begin(), drives.end(), holds); };
+  if (all([](const auto& drive) { return !drive.any_commit(); })) return true;
+  const auto* first = drives.front().sound();
+  const auto of_this_store = [&](const InspectedStore& drive) {
+    const auto* sound = drive.sound();
+    return first != nullptr && sound != nullptr && sound->store == first->store &&
+           sound->weights.size() == drives.size();
+  };
+  return all(of_this_store) && all([](const auto& drive) { return drive.at_first_commit(); }) &&
+         !all([](const auto& drive) { return drive.any_commit(); });
 }
 
 }  // namespace terrace

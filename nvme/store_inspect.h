@@ -38,10 +38,16 @@ struct InspectedStore {
   const Superblock* sound() const;
   bool committed(std::size_t i) const { return record[i].record && table_problem[i].empty(); }
   bool any_commit() const { return committed(0) || committed(1); }
+  // Nothing was ever committed here, or nothing but the very first commit.
+  bool at_first_commit() const;
 };
 InspectedStore inspect_store(IoEngine& io, FileId file);
 
 // Index of each drive's record of the newest commit that all drives hold; empty: there is none.
 std::vector<std::size_t> newest_common(const std::vector<InspectedStore>& drives);
+
+// No commit was ever whole: there was none, or these are all drives of one store and its first one
+// has not reached all of them.
+bool never_committed(const std::vector<InspectedStore>& drives);
 
 }  // namespace terrace
