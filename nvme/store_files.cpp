@@ -6,7 +6,6 @@
 #include <random>
 
 #include "nvme/checksum.h"
-#include "nvme/page_buffer.h"
 #include "terrace/error.h"
 
 namespace terrace {
@@ -56,11 +55,13 @@ class Opener {
       for (const auto d : found) {
         files.push_back(io_.open({.path = path(d), .size = {}, .mode = IoFileMode::existing,
                                   .drive = static_cast<std::uint32_t>(d)}));
-        stores.push_back(inspect_store(io_, files.back()));
+        stores.push_back(inspect_store(io_, files.back(), options_.patience));
       }
       judge(found, stores, files, opened);
     } catch (...) {
-      for (const auto file : files) io_.close(file);
+      if (io_.pending() == 0) {
+        for (const auto file : files) io_.close(file);
+      }
       throw;
     }
     if (opened.resumed) return;
@@ -243,10 +244,7 @@ class Opener {
     try {
       for (std::size_t d = 0; d < options_.drives.size(); ++d) make_file(d, opened);
     } catch (...) {
-      for (const auto& file : opened.files) {
-        io_.close(file.file);
-        io_.remove(file.path);
-      }
+      unmake(io_, opened);
       throw;
     }
   }
@@ -262,22 +260,19 @@ class Opener {
                                   .mode = IoFileMode::create, .direct = true, .drive = drive,
                                   .keep_free = options_.drives[d].keep_free});
     opened.files.push_back({path(d), file, layout, 1, 0});
-    BlockingIo io(io_);
-    const auto write = [&](Bytes offset, const std::vector<std::byte>& bytes) {
-      PageBuffer buffer({bytes.size()});
-      std::memcpy(buffer.data(), bytes.data(), bytes.size());
-      io.write(file, offset, buffer.span());
-    };
+    BlockingIo io(io_, options_.patience);
     // A header makes it a store: each is written when all before it is durable, so that a creation
     // cut short is known by its blank second header. What lay there before must not pass for a
     // record.
     const std::vector<std::byte> blank(kRecordBytes.count);
-    for (const auto record : layout.record) write(record, blank);
-    for (const auto text : layout.text) write(text, encoded.text);
-    for (const auto header : layout.header) write(header, std::vector<std::byte>(kStorePage.count));
+    for (const auto record : layout.record) io.write(file, record, blank);
+    for (const auto text : layout.text) io.write(file, text, encoded.text);
+    for (const auto header : layout.header) {
+      io.write(file, header, std::vector<std::byte>(kStorePage.count));
+    }
     io.flush(file);
     for (const auto header : layout.header) {
-      write(header, encoded.header);
+      io.write(file, header, encoded.header);
       io.flush(file);
     }
   }
@@ -289,6 +284,18 @@ class Opener {
 }  // namespace
 
 std::string store_path(const std::string& directory) { return directory + "/terrace.store"; }
+
+void unmake(IoEngine& io, const OpenedStore& opened) noexcept {
+  for (const auto& file : opened.files) {
+    if (io.pending() == 0) io.close(file.file);
+    if (opened.resumed) continue;
+    try {
+      io.remove(file.path);
+    } catch (const Error&) {
+      // Without a commit it is known as left over.
+    }
+  }
+}
 
 OpenedStore open_store(IoEngine& io, const StoreOptions& options) {
   return Opener(io, options).run();

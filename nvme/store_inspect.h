@@ -6,23 +6,31 @@
 #include <string>
 #include <vector>
 
+#include "nvme/page_buffer.h"
 #include "nvme/store_format.h"
 #include "nvme/store_geometry.h"
 #include "terrace/io_engine.h"
 
 namespace terrace {
 
-// Blocking calls; each throws Error(io) that names path, offset and bytes.
+inline constexpr Nanoseconds kPatience = std::chrono::seconds(60);
+
+// Blocking calls on whole pages of any memory, while nothing else is in flight; each throws
+// Error(io) that names path, offset and bytes. When an operation has not ended after `patience`,
+// it throws too, and the operation goes on: the engine has it pending for ever, so that neither the
+// engine nor the file may be closed.
 class BlockingIo {
  public:
-  explicit BlockingIo(IoEngine& io) : io_(io) {}
+  explicit BlockingIo(IoEngine& io, Nanoseconds patience = kPatience)
+      : io_(io), patience_(patience) {}
   void read(FileId file, Bytes offset, std::span<std::byte> memory);
-  void write(FileId file, Bytes offset, std::span<std::byte> memory);
+  void write(FileId file, Bytes offset, std::span<const std::byte> memory);
   void flush(FileId file);
 
  private:
-  void run(IoOperation operation, FileId file, Bytes offset, std::span<std::byte> memory);
+  void run(IoOperation operation, FileId file, Bytes offset, PageBuffer& buffer);
   IoEngine& io_;
+  const Nanoseconds patience_;
 };
 
 // What a file says about itself, read without changing it.
@@ -41,7 +49,7 @@ struct InspectedStore {
   // Nothing was ever committed here, or nothing but the very first commit.
   bool at_first_commit() const;
 };
-InspectedStore inspect_store(IoEngine& io, FileId file);
+InspectedStore inspect_store(IoEngine& io, FileId file, Nanoseconds patience = kPatience);
 
 // Index of each drive's record of the newest commit that all drives hold; empty: there is none.
 std::vector<std::size_t> newest_common(const std::vector<InspectedStore>& drives);

@@ -27,10 +27,7 @@ class EngineImpl {
              EnginePorts ports);
   ~EngineImpl() {
     abandon(pass_);
-    if (!thread_ || thread_->stop()) return;
-    // Something may still write to this memory: it is never freed.
-    [[maybe_unused]] const auto* store_left = store_.release();
-    [[maybe_unused]] const auto* device_left = device_.release();
+    stop();
   }
 
   // ---- steps
@@ -255,6 +252,13 @@ class EngineImpl {
     if (resumed_) trainer_state_ = resumed_->trainer;
     io_info_ = io.info();
     return nvme;
+  }
+
+  // Something may still write to this memory when the thread says so: it is never freed.
+  void stop() {
+    if (thread_->stop()) return;
+    [[maybe_unused]] const auto* store_left = store_.release();
+    [[maybe_unused]] const auto* device_left = device_.release();
   }
 
   void with_homes(const std::function<void(HomeAccess&)>& task) {

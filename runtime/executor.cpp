@@ -193,7 +193,7 @@ bool Executor::settle() {
     for (const auto& result : results_) complete(result);
     for (const auto& completion : completions_) complete(completion);
   }
-  if (owed_ == 0) return true;
+  if (owed_ == 0) return ports_.nvme.pending() == 0;
   // What is not stuck still ends.
   const auto deadline = steady_clock().now() + kLastWords;
   while (owed_ > ports_.nvme.pending() && steady_clock().now() < deadline) {

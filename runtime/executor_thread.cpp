@@ -60,6 +60,8 @@ void ExecutorThread::loop(const MakeIo& make_io, const Open& open) {
   } catch (...) {
     executor.reset();
     nvme.reset();
+    // As below: what opening the store has asked for may never end.
+    if (io && io->pending() > 0) [[maybe_unused]] const auto* engine_left = io.release();
     io.reset();
     start(nullptr, std::current_exception());
     return;

@@ -27,9 +27,18 @@ struct Spoil {
   Bytes slot_bytes{};
 };
 
+// A call as a fault engine counts them.
+struct TappedCall {
+  IoCall call = IoCall::open;
+  std::string path;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+
 // What a tap saw. Read between runs.
 struct TapState {
   std::atomic<std::uint64_t> flushes = 0;  // that have ended well
+  std::vector<TappedCall> calls;
 };
 
 // Any engine, watched and, on request, broken in the ways that a store must not survive.
@@ -39,10 +48,16 @@ class TapEngine final : public IoEngine {
       : engine_(std::move(engine)), state_(std::move(state)), spoil_(spoil) {}
 
   IoEngineInfo info() const override { return engine_->info(); }
-  FileId open(const IoFileOptions& options) override { return engine_->open(options); }
+  FileId open(const IoFileOptions& options) override {
+    state_->calls.push_back({IoCall::open, options.path});
+    return engine_->open(options);
+  }
   void close(FileId file) override { engine_->close(file); }
   bool exists(const std::string& path) const override { return engine_->exists(path); }
-  void remove(const std::string& path) override { engine_->remove(path); }
+  void remove(const std::string& path) override {
+    state_->calls.push_back({IoCall::remove, path});
+    engine_->remove(path);
+  }
   IoFileInfo file_info(FileId file) const override { return engine_->file_info(file); }
   void register_buffers(std::span<const std::span<std::byte>> buffers) override {
     engine_->register_buffers(buffers);
@@ -59,6 +74,11 @@ class TapEngine final : public IoEngine {
     }
     if (!engine_->submit(inner)) return false;
     if (request.operation == IoOperation::flush) ++flushing_[request.ticket.value];
+    const auto call = request.operation == IoOperation::read    ? IoCall::read
+                      : request.operation == IoOperation::write ? IoCall::write
+                                                                : IoCall::flush;
+    state_->calls.push_back(
+        {call, engine_->file_info(request.file).path, request.offset, request.bytes});
     return true;
   }
   void flush() override { engine_->flush(); }
