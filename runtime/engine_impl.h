@@ -70,6 +70,7 @@ class EngineImpl {
   StepReport finish(std::uint64_t pass, const TrainerState& state) {
     refuse_over(pass);
     refuse_cancelled();
+    thread_->check();  // before what is missing because of it
     const auto& uses = plan().schedule.uses;
     if (leased_) throw Error(ErrorCode::invalid_argument, "a layer view is still alive");
     if (position_ < uses.size()) {
