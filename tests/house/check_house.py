@@ -36,7 +36,8 @@ THIRD_PARTY = {  # header: the files that may include it
 SYSTEM = re.compile(
     r"(sys|linux)/\w+\.h|(unistd|fcntl|errno|poll|sched|pthread|signal|time|immintrin)\.h")
 POLICY = re.compile(
-    r"runtime/(partition|schedule|cost_model|placement(_search)?|planner|plan_builder|plan_check|"
+    r"runtime/(partition|schedule|cost_model|placement(_search)?|planner|plan_builder|plan_check|plan_emitter|"
+    r"plan_optimizer|"
     r"forecast|hazards|step_plan|memory_map|extent_pool|store_plan|update_runs|"
     r"drive_speeds)\.(h|cpp)")
 POLICY_FLOOR = re.compile(r"tiers/(block_layout|residency|interval_map|range_set)\.h|nvme/store_geometry\.h")  # pure parts
