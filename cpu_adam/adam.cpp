@@ -35,10 +35,25 @@ void validate(const AdamOptions& options, double learning_rate, std::uint64_t st
           "finite in fp32 and not negative");
 }
 
+void require_moment(const char* name, DType dtype) {
+  if (dtype == DType::fp32 || dtype == DType::bf16) return;
+  throw Error(ErrorCode::invalid_argument, std::string("the ") + name + " is " +
+                                               std::string(to_string(dtype)) +
+                                               "; Adam keeps it in fp32 or bf16");
+}
+
 }  // namespace
 
-AdamScalars adam_scalars(const AdamOptions& options, double learning_rate, std::uint64_t step) {
+void check(const AdamSlice& slice) {
+  require_moment("momentum", slice.momentum_dtype);
+  require_moment("variance", slice.variance_dtype);
+}
+
+AdamScalars adam_scalars(const AdamOptions& options, double learning_rate, std::uint64_t step,
+                         double gradient_factor) {
   validate(options, learning_rate, step);
+  require(fits_fp32(gradient_factor) && static_cast<float>(gradient_factor) > 0,
+          "the gradient factor", gradient_factor, "positive and finite in fp32");
   const auto t = static_cast<double>(step);
   const bool correct = options.bias_correction;
   const double correction1 = correct ? 1 - std::pow(options.beta1, t) : 1;
@@ -58,10 +73,12 @@ AdamScalars adam_scalars(const AdamOptions& options, double learning_rate, std::
   scalars.inverse_sqrt_correction2 = static_cast<float>(1 / std::sqrt(correction2));
   scalars.l2 = decoupled ? 0.0F : static_cast<float>(options.weight_decay);
   scalars.decay_factor = static_cast<float>(decay_factor);
+  scalars.gradient_factor = static_cast<float>(gradient_factor);
   return scalars;
 }
 
 void adam_update(const AdamScalars& scalars, const AdamSlice& slice) {
+  check(slice);
   adam_kernels().front().update(scalars, slice);
 }
 

@@ -7,6 +7,9 @@
 
 namespace terrace {
 
+// Throws Error(invalid_argument) naming what no kernel can do.
+void check(const AdamSlice& slice);
+
 // Thread rule: every call from any thread.
 class AdamKernel {
  public:
@@ -16,7 +19,8 @@ class AdamKernel {
       : instruction_set_(instruction_set), function_(function) {}
 
   const char* instruction_set() const { return instruction_set_; }  // Highway's name: "AVX3", ...
-  // Computes in the default floating-point environment and puts the caller's back.
+  // The slice has passed check(). Computes in the default floating-point environment and puts the
+  // caller's back.
   void update(const AdamScalars& scalars, const AdamSlice& slice) const;
 
  private:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "cpu_adam/adam_kernel.h"
 #include "terrace/error.h"
 
 namespace terrace {
@@ -12,16 +13,19 @@ Error refused(const std::string& what) {
   return Error(ErrorCode::invalid_argument, "the Adam pool cannot take " + what);
 }
 
+void* advance(void* array, DType dtype, std::uint64_t elements) {
+  return static_cast<std::byte*>(array) + elements * size_of(dtype).count;
+}
+
 AdamSlice part(const AdamSlice& slice, std::uint64_t first, std::uint64_t end) {
   AdamSlice result = slice;
   result.gradient = static_cast<const std::byte*>(slice.gradient) +
                     first * size_of(slice.gradient_dtype).count;
   result.master_weight += first;
-  result.momentum += first;
-  result.variance += first;
+  result.momentum = advance(slice.momentum, slice.momentum_dtype, first);
+  result.variance = advance(slice.variance, slice.variance_dtype, first);
   if (slice.parameter != nullptr) {
-    result.parameter = static_cast<std::byte*>(slice.parameter) +
-                       first * size_of(slice.parameter_dtype).count;
+    result.parameter = advance(slice.parameter, slice.parameter_dtype, first);
   }
   result.elements = end - first;
   return result;
@@ -36,13 +40,14 @@ void hash_into(std::uint64_t* hashes, std::uint64_t tile, HashFunction hash, con
 void hash_states(const std::array<std::uint64_t*, 3>& hashes, std::uint64_t tile,
                  HashFunction hash, const AdamSlice& found) {
   hash_into(hashes[0], tile, hash, found.master_weight, DType::fp32, found.elements);
-  hash_into(hashes[1], tile, hash, found.momentum, DType::fp32, found.elements);
-  hash_into(hashes[2], tile, hash, found.variance, DType::fp32, found.elements);
+  hash_into(hashes[1], tile, hash, found.momentum, found.momentum_dtype, found.elements);
+  hash_into(hashes[2], tile, hash, found.variance, found.variance_dtype, found.elements);
 }
 
 }  // namespace
 
 void check(const AdamRun& run) {
+  check(run.whole);
   if (run.tile == 0) throw refused("a run with tiles of 0 elements");
   std::uint64_t end = 0;
   for (const auto& range : run.updated) {
@@ -67,7 +72,7 @@ void check(const HashJob& job) {
 std::uint64_t updated_bytes(const AdamRun& run) {
   std::uint64_t elements = 0;
   for (const auto& range : run.updated) elements += range.count;
-  return elements * adam_bytes_per_element(run.whole.gradient_dtype, run.whole.parameter_dtype);
+  return elements * adam_bytes_per_element(run.whole);
 }
 
 void update_tile(const AdamScalars& scalars, const AdamRun& run, std::uint64_t tile) {

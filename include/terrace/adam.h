@@ -1,8 +1,12 @@
 // CPU Adam and AdamW, usable alone: link terrace::cpu_adam, include this header, nothing else.
 //
-// One pass over memory updates fp32 master weights and moments from fp32 or bf16 gradients and
-// writes the fp32 or bf16 parameters. The same bits come out on every instruction set, for every
+// One pass over memory unscales and clips the gradients, updates fp32 master weights and their
+// moments, and writes the parameters. The same bits come out on every instruction set, for every
 // slicing and for every number of threads.
+//
+//   gradient, parameter   fp32, bf16, fp16
+//   momentum, variance    fp32, bf16 (rounded to nearest even)
+//   master weight         fp32
 #pragma once
 
 #include <array>
@@ -36,6 +40,7 @@ struct AdamOptions {
 
 // The scalars of one step, derived in double from the options and rounded to float once.
 //
+//   g = gradient * gradient_factor
 //   adam:   g' = fma(weight_decay, w, g), g when weight_decay is 0;  w' = w
 //   adamw:  g' = g;  w' = w * (1 - learning_rate * weight_decay)
 //   m = fma(beta1, m, (1 - beta1) * g')
@@ -44,7 +49,8 @@ struct AdamOptions {
 //   step_size = learning_rate / (1 - beta1^t),  inverse_sqrt_correction2 = 1 / sqrt(1 - beta2^t)
 // All in fp32; every product that is not inside an fma is rounded on its own, sqrt and division
 // are rounded correctly. An update rounds to nearest even and keeps subnormals, whatever the
-// calling thread has set. A w, m or v that is NaN is stored as the NaN 0x7fc00000.
+// calling thread has set. w is computed from the m and v that are not yet rounded to their dtype.
+// A w, m or v that is NaN is stored as the NaN 0x7fc00000 and as what that is in bf16 and fp16.
 struct AdamScalars {
   float beta1 = 0, one_minus_beta1 = 0;
   float beta2 = 0, one_minus_beta2 = 0;
@@ -53,11 +59,16 @@ struct AdamScalars {
   float inverse_sqrt_correction2 = 1;
   float l2 = 0;            // adam: weight_decay; adamw: 0
   float decay_factor = 1;  // adamw: 1 - learning_rate * weight_decay; adam: 1
+  float gradient_factor = 1;
 };
 
-// `step` counts from 1. Throws Error(invalid_argument) naming the value for step 0, betas outside
-// [0, 1), epsilon <= 0, negative or non-finite learning rate or weight decay.
-AdamScalars adam_scalars(const AdamOptions& options, double learning_rate, std::uint64_t step);
+// `step` counts from 1. `gradient_factor` is what every gradient is multiplied with: the clip
+// factor divided by the loss scale and by the number of accumulated gradients, all in double.
+// Throws Error(invalid_argument) naming the value for step 0, betas outside [0, 1), epsilon <= 0,
+// negative or non-finite learning rate or weight decay, a gradient_factor that is not positive and
+// finite in fp32.
+AdamScalars adam_scalars(const AdamOptions& options, double learning_rate, std::uint64_t step,
+                         double gradient_factor = 1);
 
 // One contiguous range of elements. No two arrays overlap, except that parameter may equal gradient
 // when their dtypes are the same.
@@ -65,14 +76,18 @@ struct AdamSlice {
   const void* gradient = nullptr;
   DType gradient_dtype = DType::fp32;
   float* master_weight = nullptr;  // in and out
-  float* momentum = nullptr;       // in and out
-  float* variance = nullptr;       // in and out
+  void* momentum = nullptr;        // in and out
+  void* variance = nullptr;        // in and out
   void* parameter = nullptr;       // out; nullptr: not wanted
   DType parameter_dtype = DType::fp32;
   std::uint64_t elements = 0;      // any number, any alignment of the element type
+  DType momentum_dtype = DType::fp32;
+  // In bf16 a variance stops to shrink where 1 - beta2 is below 2^-9: the change is rounded away.
+  DType variance_dtype = DType::fp32;
 };
 
 // Updates one slice on the calling thread with the best instruction set of this CPU.
+// Throws Error(invalid_argument) naming the dtype that a moment cannot have.
 void adam_update(const AdamScalars& scalars, const AdamSlice& slice);
 
 // The instruction sets that this CPU can run, best first, and the one in use ("AVX3", "AVX2", ...).
@@ -144,10 +159,18 @@ struct AdamPoolOptions {
 
 std::unique_ptr<AdamPool> make_adam_pool(const AdamPoolOptions& options);
 
-// Bytes that updating one element moves: master, moments read and written, gradient read, parameter
-// written. 28 for a bf16 gradient and a bf16 parameter.
-constexpr std::uint64_t adam_bytes_per_element(DType gradient, DType parameter) {
-  return 24 + size_of(gradient).count + size_of(parameter).count;
+// Bytes that updating one element moves: master and moments read and written, gradient read,
+// parameter written. 28 for a bf16 gradient, a bf16 parameter and fp32 moments.
+constexpr std::uint64_t adam_bytes_per_element(DType gradient, DType parameter,
+                                               DType momentum = DType::fp32,
+                                               DType variance = DType::fp32) {
+  return 8 + 2 * size_of(momentum).count + 2 * size_of(variance).count + size_of(gradient).count +
+         size_of(parameter).count;
+}
+constexpr std::uint64_t adam_bytes_per_element(const AdamSlice& slice) {
+  const auto with_parameter = adam_bytes_per_element(slice.gradient_dtype, slice.parameter_dtype,
+                                                     slice.momentum_dtype, slice.variance_dtype);
+  return with_parameter - (slice.parameter == nullptr ? size_of(slice.parameter_dtype).count : 0);
 }
 
 }  // namespace terrace
