@@ -4,8 +4,10 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <string>
 
 #include "cpu_adam/adam_kernel.h"
+#include "cpu_adam/floating_point.h"
 #include "terrace/error.h"
 
 namespace terrace {
@@ -49,6 +51,13 @@ void check(const AdamSlice& slice) {
   require_moment("variance", slice.variance_dtype);
 }
 
+void check_group(std::uint32_t group, std::size_t groups) {
+  if (group < groups) return;
+  throw Error(ErrorCode::invalid_argument,
+              "a slice is of group " + std::to_string(group) + ", and there are scalars for " +
+                  std::to_string(groups) + " groups");
+}
+
 AdamScalars adam_scalars(const AdamOptions& options, double learning_rate, std::uint64_t step,
                          double gradient_factor) {
   validate(options, learning_rate, step);
@@ -79,15 +88,27 @@ AdamScalars adam_scalars(const AdamOptions& options, double learning_rate, std::
 
 void adam_update(const AdamScalars& scalars, const AdamSlice& slice) {
   check(slice);
+  const DefaultFloatingPoint environment;
   adam_kernels().front().update(scalars, slice);
+}
+
+void adam_update(std::span<const AdamScalars> groups, std::span<const AdamSlice> slices) {
+  for (const auto& slice : slices) {
+    check(slice);
+    check_group(slice.group, groups.size());
+  }
+  const DefaultFloatingPoint environment;
+  for (const auto& slice : slices) {
+    adam_kernels().front().update(groups[slice.group], slice);
+  }
 }
 
 std::vector<std::string> adam_instruction_sets() {
   std::vector<std::string> names;
-  for (const auto& kernel : adam_kernels()) names.emplace_back(kernel.instruction_set());
+  for (const auto& kernel : adam_kernels()) names.emplace_back(kernel.instruction_set);
   return names;
 }
 
-std::string adam_instruction_set() { return adam_kernels().front().instruction_set(); }
+std::string adam_instruction_set() { return adam_kernels().front().instruction_set; }
 
 }  // namespace terrace

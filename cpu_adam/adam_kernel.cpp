@@ -2,7 +2,6 @@
 // operation, fused where the specification fuses, so that all of them round alike.
 #include "cpu_adam/adam_kernel.h"
 
-#include <cfenv>
 #include <cmath>
 #include <cstring>
 #include <iterator>
@@ -237,8 +236,50 @@ void update(const AdamScalars& s, const AdamSlice& slice) {
   }
 }
 
+// ---- the sum of squares
+
+using Doubles = hn::CappedTag<double, kGradientLanes / 4>;
+
+// A square of fp32 is exact in double, so that it does not matter whether MulAdd rounds once.
+template <class G>
+HWY_INLINE hn::Vec<Doubles> add_square(hn::Vec<Doubles> sum, const G* p) {
+  const auto value = hn::PromoteTo(Doubles(), load(hn::Rebind<float, Doubles>(), p));
+  return hn::MulAdd(value, value, sum);
+}
+
+// Four vectors of lanes at a time, so that an addition need not wait for the one before.
+template <class G>
+void add_squares_typed(const G* gradient, std::size_t rows, double* lanes) {
+  const Doubles d;
+  const std::size_t n = hn::Lanes(d);
+  for (std::size_t first = 0; first < kGradientLanes; first += 4 * n) {
+    double* const own = lanes + first;
+    auto a = hn::LoadU(d, own), b = hn::LoadU(d, own + n);
+    auto c = hn::LoadU(d, own + 2 * n), e = hn::LoadU(d, own + 3 * n);
+    for (std::size_t row = 0; row < rows; ++row) {
+      const G* const at = gradient + row * kGradientLanes + first;
+      a = add_square(a, at);
+      b = add_square(b, at + n);
+      c = add_square(c, at + 2 * n);
+      e = add_square(e, at + 3 * n);
+    }
+    hn::StoreU(a, d, own);
+    hn::StoreU(b, d, own + n);
+    hn::StoreU(c, d, own + 2 * n);
+    hn::StoreU(e, d, own + 3 * n);
+  }
+}
+
+void add_squares(const void* gradient, DType dtype, std::size_t rows, double* lanes) {
+  switch (dtype) {
+    case DType::fp32: return add_squares_typed(static_cast<const float*>(gradient), rows, lanes);
+    case DType::bf16: return add_squares_typed(static_cast<const bfloat16*>(gradient), rows, lanes);
+    case DType::fp16: return add_squares_typed(static_cast<const float16*>(gradient), rows, lanes);
+  }
+}
+
 // The name comes from where the code is compiled, so that it cannot be another's.
-AdamKernel kernel() { return {hwy::TargetName(HWY_TARGET), update}; }
+AdamKernel kernel() { return {hwy::TargetName(HWY_TARGET), update, add_squares}; }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace terrace
@@ -249,22 +290,6 @@ namespace terrace {
 HWY_EXPORT(kernel);
 
 namespace {
-
-// Round to nearest, subnormals kept, nothing trapped, whatever the application has set (some flush
-// subnormals to zero in all their threads).
-class DefaultFloatingPoint {
- public:
-  DefaultFloatingPoint() {
-    std::fegetenv(&before_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~DefaultFloatingPoint() { std::fesetenv(&before_); }
-  DefaultFloatingPoint(const DefaultFloatingPoint&) = delete;
-  DefaultFloatingPoint& operator=(const DefaultFloatingPoint&) = delete;
-
- private:
-  std::fenv_t before_{};
-};
 
 // What HWY_DYNAMIC_DISPATCH would call if `target` were the best one. The choice is our own, since
 // Highway's belongs to the whole process. The table has one entry when there is none to make.
@@ -284,11 +309,6 @@ std::vector<AdamKernel> list_kernels() {
 }
 
 }  // namespace
-
-void AdamKernel::update(const AdamScalars& scalars, const AdamSlice& slice) const {
-  const DefaultFloatingPoint environment;
-  function_(scalars, slice);
-}
 
 const std::vector<AdamKernel>& adam_kernels() {
   static const std::vector<AdamKernel> kernels = list_kernels();

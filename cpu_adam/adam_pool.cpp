@@ -16,7 +16,7 @@
 #include <thread>
 #include <utility>
 
-#include "cpu_adam/adam_run.h"
+#include "cpu_adam/adam_jobs.h"
 #include "terrace/adam.h"
 #include "terrace/error.h"
 #include "terrace/pacer.h"
@@ -51,14 +51,15 @@ class TbbAdamPool final : public AdamPool {
 
   int threads() const override { return threads_; }
 
-  void submit(Ticket ticket, const AdamScalars& scalars, AdamRun run) override {
-    check(run);
-    enqueue({ticket, scalars, std::move(run), {}, steady_clock().now()});
+  using AdamPool::submit;
+  void submit(Ticket ticket, std::vector<AdamScalars> groups, std::vector<AdamRun> runs) override {
+    enqueue(ticket, make_update_job(std::move(groups), std::move(runs)));
   }
-
+  void submit_gradients(Ticket ticket, GradientJob job) override {
+    enqueue(ticket, make_gradient_job(std::move(job)));
+  }
   void submit_hash(Ticket ticket, const HashJob& job) override {
-    check(job);
-    enqueue({ticket, {}, {}, job, steady_clock().now()});
+    enqueue(ticket, make_hash_job(job));
   }
 
   std::size_t poll(std::vector<Completion>& completions) override {
@@ -75,27 +76,16 @@ class TbbAdamPool final : public AdamPool {
   }
 
  private:
-  // A run, or a hash job where hashing.hash is set.
-  struct Job {
+  struct Entry {
     Ticket ticket;
-    AdamScalars scalars;
-    AdamRun run;
-    HashJob hashing;
+    std::unique_ptr<const AdamJob> job;
     Nanoseconds submitted;
-
-    bool hashes() const { return hashing.hash != nullptr; }
-    std::uint64_t tiles() const { return hashes() ? tiles_of(hashing) : tiles_of(run); }
-    std::uint64_t bytes() const { return hashes() ? hashing.size.count : updated_bytes(run); }
-    void work(std::uint64_t tile) const {
-      if (hashes()) return hash_tile(hashing, tile);
-      update_tile(scalars, run, tile);
-    }
   };
 
-  void enqueue(Job job) {
+  void enqueue(Ticket ticket, std::unique_ptr<const AdamJob> job) {
     {
       const std::lock_guard lock(mutex_);
-      jobs_.push_back(std::move(job));
+      entries_.push_back({ticket, std::move(job), steady_clock().now()});
     }
     filled_.notify_one();
   }
@@ -105,12 +95,12 @@ class TbbAdamPool final : public AdamPool {
     ::prctl(PR_SET_TIMERSLACK, 1UL);  // wake up at the deadline, not the usual 50 us after it
     for (;;) {
       std::unique_lock lock(mutex_);
-      filled_.wait(lock, [&] { return stop_ || !jobs_.empty(); });
-      if (jobs_.empty()) return;
-      const Job job = std::move(jobs_.front());
-      jobs_.pop_front();
+      filled_.wait(lock, [&] { return stop_ || !entries_.empty(); });
+      if (entries_.empty()) return;
+      const Entry entry = std::move(entries_.front());
+      entries_.pop_front();
       lock.unlock();
-      const auto completion = run(job);
+      const auto completion = run(entry);
       lock.lock();
       completed_.push_back(completion);
       lock.unlock();
@@ -120,8 +110,9 @@ class TbbAdamPool final : public AdamPool {
   }
 
   // The pacer counts from the submission, not from when this thread woke up for it: being late is
-  // made up by the next run.
-  Completion run(const Job& job) {
+  // made up by the next job.
+  Completion run(const Entry& entry) {
+    const AdamJob& job = *entry.job;
     const auto start = steady_clock().now();
     const auto tiles = job.tiles();
     if (threads_ == 1 || tiles <= 1) {
@@ -129,14 +120,15 @@ class TbbAdamPool final : public AdamPool {
     } else {
       work_in_parallel(job, tiles);
     }
-    if (pacer_.active() && !job.hashes()) {
-      steady_clock().sleep_until(pacer_.reserve(job.submitted, job.bytes()).end);
+    job.finish();
+    if (pacer_.active() && job.paced()) {
+      steady_clock().sleep_until(pacer_.reserve(entry.submitted, job.bytes()).end);
     }
-    return {job.ticket, 0, job.bytes(), start, steady_clock().now()};
+    return {entry.ticket, 0, job.bytes(), start, steady_clock().now()};
   }
 
   // Elements do not depend on one another, so the cut never shows in the result.
-  void work_in_parallel(const Job& job, std::uint64_t tiles) {
+  void work_in_parallel(const AdamJob& job, std::uint64_t tiles) {
     shared_job_ = &job;
     open_tiles_.store(tiles, std::memory_order_release);
     arena_.execute([&] {
@@ -158,14 +150,14 @@ class TbbAdamPool final : public AdamPool {
 
   const int threads_;
   tbb::task_arena arena_;
-  Pacer pacer_;                        // the driver's
-  const Job* shared_job_ = nullptr;    // the driver's; workers read it once they saw open_tiles_
+  Pacer pacer_;                          // the driver's
+  const AdamJob* shared_job_ = nullptr;  // the driver's; workers read it once they saw open_tiles_
   // Proves that every tile was worked on, and hands the memory to the workers and back in a way
   // that ThreadSanitizer understands: it cannot look into TBB.
   std::atomic<std::uint64_t> open_tiles_{0};
   std::mutex mutex_;
   std::condition_variable filled_;
-  std::deque<Job> jobs_;               // guarded by mutex_
+  std::deque<Entry> entries_;          // guarded by mutex_
   std::vector<Completion> completed_;  // guarded by mutex_
   bool stop_ = false;                  // guarded by mutex_
   std::mutex waker_mutex_;             // held while the waker runs

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -84,11 +85,45 @@ struct AdamSlice {
   DType momentum_dtype = DType::fp32;
   // In bf16 a variance stops to shrink where 1 - beta2 is below 2^-9: the change is rounded away.
   DType variance_dtype = DType::fp32;
+  std::uint32_t group = 0;         // which of the scalars that come with it are its own
 };
 
 // Updates one slice on the calling thread with the best instruction set of this CPU.
 // Throws Error(invalid_argument) naming the dtype that a moment cannot have.
 void adam_update(const AdamScalars& scalars, const AdamSlice& slice);
+
+// Updates several, of any length and alignment, each with the scalars of its group. A group that
+// `groups` does not have is refused as above, before anything is updated.
+void adam_update(std::span<const AdamScalars> groups, std::span<const AdamSlice> slices);
+
+// The gradients before the update: their sum of squares, for the norm, and whether all are finite.
+struct GradientSlice {
+  const void* gradient = nullptr;
+  DType dtype = DType::fp32;
+  std::uint64_t elements = 0;
+};
+
+inline constexpr std::uint64_t kAllFinite = ~std::uint64_t{0};
+
+struct GradientSummary {
+  double sum_of_squares = 0;                     // infinity when an element is not finite
+  std::uint64_t first_not_finite = kAllFinite;   // the index of that element
+};
+
+// Reads one slice on the calling thread. The gradients are summed as they are: with a factor f the
+// norm is f * sqrt(sum_of_squares). Squares are exact; the sum is a tree that is the same on every
+// instruction set:
+//   a leaf is kGradientLeaf elements (the last may be short); its element i goes to lane i % 32,
+//   each lane adds in ascending order, and half the lanes are added to the other half until one is
+//   left; sum_of_leaves() adds the leaves.
+// So the sum of an array that is cut between leaves is sum_of_leaves() over those of all its parts.
+GradientSummary summarize(const GradientSlice& slice);
+
+inline constexpr std::uint64_t kGradientLeaf = 1024;  // elements
+
+// The leaves of a longer list than one are cut at the largest power of two below its length, and
+// the sums of both parts added. No leaves: 0.
+double sum_of_leaves(std::span<const double> leaves);
 
 // The instruction sets that this CPU can run, best first, and the one in use ("AVX3", "AVX2", ...).
 std::vector<std::string> adam_instruction_sets();
@@ -96,6 +131,7 @@ std::string adam_instruction_set();
 
 struct AdamRange {
   std::uint64_t first = 0, count = 0;  // elements
+  std::uint32_t group = 0;             // which of the scalars update them
   friend bool operator==(const AdamRange&, const AdamRange&) = default;
 };
 
@@ -124,6 +160,14 @@ struct HashJob {
   std::uint64_t* out = nullptr;
 };
 
+// summarize() for a run: padding counts as 0 and may hold anything.
+struct GradientJob {
+  GradientSlice whole{};
+  std::vector<AdamRange> counted{};           // ascending, disjoint; their group has no meaning
+  double* leaves = nullptr;                   // out: one per kGradientLeaf elements
+  std::uint64_t* first_not_finite = nullptr;  // out: an index into the run, or kAllFinite
+};
+
 // The number of tiles, and of hashes.
 constexpr std::uint64_t tiles_of(const AdamRun& run) {
   return run.whole.elements / run.tile + (run.whole.elements % run.tile != 0 ? 1 : 0);
@@ -131,21 +175,32 @@ constexpr std::uint64_t tiles_of(const AdamRun& run) {
 constexpr std::uint64_t tiles_of(const HashJob& job) {
   return job.size.count / job.tile.count + (job.size.count % job.tile.count != 0 ? 1 : 0);
 }
+constexpr std::uint64_t leaves_of(std::uint64_t elements) {
+  return elements / kGradientLeaf + (elements % kGradientLeaf != 0 ? 1 : 0);
+}
 
 // Works on worker threads: on one job after the other, each cut over all workers.
 // Each job is completed exactly once and without error. Completion.bytes is adam_bytes_per_element
-// for each updated element of a run, and the size of a hash job. What a job wrote, hashes included,
-// is visible to the thread that polled its completion; until then its memory belongs to the pool.
-// Jobs without meaning (ranges outside the run, a tile of 0) throw Error(invalid_argument).
+// for each updated element of a run, the bytes of the counted gradients, the size of a hash job.
+// What a job wrote, hashes included, is visible to the thread that polled its completion; until
+// then its memory belongs to the pool. Jobs without meaning (ranges outside the run, a tile of 0, a
+// group that is not there) throw Error(invalid_argument).
 // Thread rule: submit and poll() from one thread; completions are announced by the waker.
 class AdamPool {
  public:
   virtual ~AdamPool() = default;  // waits for what was submitted
   virtual int threads() const = 0;
-  virtual void submit(Ticket ticket, const AdamScalars& scalars, AdamRun run) = 0;
+  // One job. The same element in two runs, or in two slices, is a data race.
+  virtual void submit(Ticket ticket, std::vector<AdamScalars> groups,
+                      std::vector<AdamRun> runs) = 0;
+  virtual void submit_gradients(Ticket ticket, GradientJob job) = 0;
   virtual void submit_hash(Ticket ticket, const HashJob& job) = 0;
-  // The run of all its elements.
+
+  void submit(Ticket ticket, const AdamScalars& scalars, AdamRun run);
+  // Whole slices.
+  void submit(Ticket ticket, std::vector<AdamScalars> groups, std::span<const AdamSlice> slices);
   void submit(Ticket ticket, const AdamScalars& scalars, const AdamSlice& slice);
+
   virtual std::size_t poll(std::vector<Completion>& completions) = 0;
   // Called from a worker after each completion became visible to poll(). When set_waker() returns,
   // the waker before is not running and will not be called again.
@@ -154,7 +209,8 @@ class AdamPool {
 
 struct AdamPoolOptions {
   int threads = 0;           // 0: one per core that this process may use
-  double gb_s = 0;           // an emulated speed of updates, in Completion.bytes; 0: unbounded
+  // An emulated speed of updates and of reading gradients, over Completion.bytes; 0: unbounded.
+  double gb_s = 0;
 };
 
 std::unique_ptr<AdamPool> make_adam_pool(const AdamPoolOptions& options);

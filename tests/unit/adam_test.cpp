@@ -32,7 +32,7 @@ void expect_as_specified(const AdamKernel& kernel, const Layout& layout, Random&
     expected.update_as_specified(scalars);
     kernel.update(scalars, actual.view());
     ASSERT_TRUE(actual == expected && actual.fences_stand())
-        << kernel.instruction_set() << ", " << to_string(layout);
+        << kernel.instruction_set << ", " << to_string(layout);
   }
 }
 
@@ -136,7 +136,7 @@ TEST(AdamKernel, SlicingDoesNotShow) {
         kernel.update(scalars, cut.view(first, count));
         first += count;
       }
-      ASSERT_TRUE(cut == whole && cut.fences_stand()) << kernel.instruction_set();
+      ASSERT_TRUE(cut == whole && cut.fences_stand()) << kernel.instruction_set;
     }
   }
 }
@@ -152,38 +152,36 @@ TEST(AdamKernel, ParameterMayLieOnTheGradient) {
       kernel.update(both_modes()[0], apart.view());
       kernel.update(both_modes()[0], view);
       EXPECT_TRUE(apart.same_state(together) && apart.parameter_is_on_gradient_of(together))
-          << kernel.instruction_set() << " " << to_string(dtype);
+          << kernel.instruction_set << " " << to_string(dtype);
     }
   }
 }
 
 // An application may flush subnormals to zero, or round otherwise, in all its threads.
-TEST(AdamKernel, TheFloatingPointModeOfTheCallerIsIgnoredAndKept) {
+TEST(AdamUpdate, TheFloatingPointModeOfTheCallerIsIgnoredAndKept) {
   auto random = seeded();
-  for (const auto& kernel : adam_kernels()) {
-    Slice expected({.parameter = DType::fp16, .variance = DType::bf16, .elements = 1021}, random);
-    Slice actual = expected;
-    const auto scalars = both_modes()[1];
-    kernel.update(scalars, expected.view());
-    std::fenv_t before;
-    std::fegetenv(&before);
-    std::fesetround(FE_UPWARD);
+  Slice expected({.parameter = DType::fp16, .variance = DType::bf16, .elements = 1021}, random);
+  Slice actual = expected;
+  const auto scalars = both_modes()[1];
+  adam_update(scalars, expected.view());
+  std::fenv_t before;
+  std::fegetenv(&before);
+  std::fesetround(FE_UPWARD);
 #if defined(__SSE__)
-    const unsigned mode = __builtin_ia32_stmxcsr() | 0x8040U;  // flush to zero, on both sides
-    __builtin_ia32_ldmxcsr(mode);
+  const unsigned mode = __builtin_ia32_stmxcsr() | 0x8040U;  // flush to zero, on both sides
+  __builtin_ia32_ldmxcsr(mode);
 #endif
-    kernel.update(scalars, actual.view());
-    const int rounding = std::fegetround();
+  adam_update(scalars, actual.view());
+  const int rounding = std::fegetround();
 #if defined(__SSE__)
-    const unsigned mode_after = __builtin_ia32_stmxcsr();
+  const unsigned mode_after = __builtin_ia32_stmxcsr();
 #endif
-    std::fesetenv(&before);
-    EXPECT_TRUE(actual == expected) << kernel.instruction_set();
-    EXPECT_EQ(rounding, FE_UPWARD);
+  std::fesetenv(&before);
+  EXPECT_TRUE(actual == expected);
+  EXPECT_EQ(rounding, FE_UPWARD);
 #if defined(__SSE__)
-    EXPECT_EQ(mode_after, mode);
+  EXPECT_EQ(mode_after, mode);
 #endif
-  }
 }
 
 TEST(AdamKernel, TheBestInstructionSetComesFirst) {
@@ -210,6 +208,50 @@ TEST(AdamUpdate, IsTheBestKernel) {
   expected.update_as_specified(scalars);
   adam_update(scalars, actual.view());
   EXPECT_TRUE(actual == expected);
+}
+
+// Parameter groups: some with decay, some without, each with its own learning rate and betas.
+std::vector<AdamScalars> three_groups() {
+  return {adam_scalars({.weight_decay = 0.1}, 1e-3, 7), adam_scalars({}, 3e-4, 7),
+          adam_scalars({.mode = AdamMode::adam, .beta1 = 0.5, .beta2 = 0.95}, 1e-2, 7)};
+}
+
+TEST(AdamUpdate, TakesSeveralTensorsOfSeveralGroups) {
+  auto random = seeded();
+  const auto groups = three_groups();
+  std::vector<Slice> actual;
+  for (int i = 0; i < 20; ++i) {
+    Layout layout = dtype_tuples()[random() % dtype_tuples().size()];
+    layout.elements = random() % 50;
+    layout.misalignment = random() % Fenced::kFence;
+    actual.emplace_back(layout, random);
+  }
+  auto expected = actual;
+  std::vector<AdamSlice> slices;
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    slices.push_back(actual[i].view());
+    slices.back().group = static_cast<std::uint32_t>(random() % groups.size());
+    expected[i].update_as_specified(groups[slices.back().group]);
+  }
+  adam_update(groups, slices);
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    EXPECT_TRUE(actual[i] == expected[i] && actual[i].fences_stand()) << i;
+  }
+}
+
+TEST(AdamUpdate, RefusesAGroupThatIsNotThereBeforeItBegins) {
+  auto random = seeded();
+  Slice slice({.elements = 10}, random);
+  const Slice before = slice;
+  AdamSlice views[] = {slice.view(), slice.view()};
+  views[1].group = 3;
+  try {
+    adam_update(three_groups(), views);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "a slice is of group 3, and there are scalars for 3 groups");
+  }
+  EXPECT_TRUE(slice == before);
 }
 
 TEST(AdamUpdate, RefusesMomentsInFp16ByName) {
