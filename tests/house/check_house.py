@@ -22,7 +22,7 @@ THIRD_PARTY = {  # header: the files that may include it
     r"liburing\.h": r"nvme/uring_engine\.cpp",
     r"(oneapi/)?tbb/.*": r"cpu_adam/adam_pool\.cpp",
     r"hwloc\.h": r"tiers/topology\.cpp",
-    r"hwy/.*": r"cpu_adam/adam_kernel\.cpp",
+    r"hwy/.*": r"cpu_adam/adam_kernel\.cpp|tests/aarch64/highway\.cpp",
     r"Eigen/.*": r"(tools|tests)/.*",
     r"nlohmann/.*": r"runtime/config(_.*)?\.(cpp|h)|(tools|tests)/.*",
     r"cu(da|blas|rand).*": r"tiers/cuda_.*",
