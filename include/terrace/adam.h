@@ -185,11 +185,11 @@ constexpr std::uint64_t leaves_of(std::uint64_t elements) {
 // What a job wrote, hashes included, is visible to the thread that polled its completion; until
 // then its memory belongs to the pool. Jobs without meaning (ranges outside the run, a tile of 0, a
 // group that is not there) throw Error(invalid_argument).
-// Thread rule: submit and poll() from one thread; completions are announced by the waker.
+// Thread rule: submit, poll() and wait() from one thread; completions are announced by the waker.
 class AdamPool {
  public:
   virtual ~AdamPool() = default;  // waits for what was submitted
-  virtual int threads() const = 0;
+  virtual int threads() const = 0;  // at most this many work at a time
   // One job. The same element in two runs, or in two slices, is a data race.
   virtual void submit(Ticket ticket, std::vector<AdamScalars> groups,
                       std::vector<AdamRun> runs) = 0;
@@ -202,17 +202,26 @@ class AdamPool {
   void submit(Ticket ticket, const AdamScalars& scalars, const AdamSlice& slice);
 
   virtual std::size_t poll(std::vector<Completion>& completions) = 0;
+  // Blocks until everything that was submitted is complete, and returns what poll() would.
+  virtual std::vector<Completion> wait() = 0;
   // Called from a worker after each completion became visible to poll(). When set_waker() returns,
   // the waker before is not running and will not be called again.
   virtual void set_waker(std::function<void()> waker) = 0;
 };
 
 struct AdamPoolOptions {
-  int threads = 0;           // 0: one per core that this process may use
+  int threads = 0;        // 0: cores / ranks_on_node, at least one
   // An emulated speed of updates and of reading gradients, over Completion.bytes; 0: unbounded.
   double gb_s = 0;
+  int ranks_on_node = 1;  // how many processes share the cores
+  // The cores: the workers stay on these CPUs, those of the NUMA node that holds the arrays for
+  // example. Empty: all on which the calling thread may run, and no worker is bound.
+  std::vector<int> cpus{};
 };
 
+// The workers come from oneTBB, which has no more of them than the process has cores and the
+// application allows. Throws Error(invalid_argument) naming what has no meaning: a negative number,
+// a CPU on which the calling thread may not run.
 std::unique_ptr<AdamPool> make_adam_pool(const AdamPoolOptions& options);
 
 // Bytes that updating one element moves: master and moments read and written, gradient read,
