@@ -16,13 +16,14 @@ FLOORS = {  # floor: the floors whose headers it may include
     "cpu_adam": {"terrace", "cpu_adam"},
     "runtime": {"terrace", "tiers", "nvme", "cpu_adam", "runtime"},
     "tools": {"terrace", "tiers", "nvme", "cpu_adam", "runtime", "tools"},
+    "examples": {"terrace"},
     "tests": {"terrace", "tiers", "nvme", "cpu_adam", "runtime", "tools", "tests"},
 }
 THIRD_PARTY = {  # header: the files that may include it
     r"liburing\.h": r"nvme/uring_engine\.cpp",
     r"(oneapi/)?tbb/.*": r"cpu_adam/adam_pool\.cpp",
     r"hwloc\.h": r"tiers/topology\.cpp",
-    r"hwy/.*": r"cpu_adam/adam_kernel\.cpp",
+    r"hwy/.*": r"cpu_adam/adam_kernel\.cpp|tests/aarch64/highway\.cpp",
     r"Eigen/.*": r"(tools|tests)/.*",
     r"nlohmann/.*": r"runtime/config(_.*)?\.(cpp|h)|(tools|tests)/.*",
     r"cu(da|blas|rand).*": r"tiers/cuda_.*",
@@ -192,6 +193,7 @@ PLANTED = (  # path, text, the rules that must be found
     ("include/terrace/a.h", '#include "tiers/topology.h"\n', ["include-direction"]),
     ("tools/a.cpp", '#include "tests/contract/device_contract.h"\n', ["include-direction"]),
     ("tiers/a.cpp", '#include "topology.h"\n', ["include-direction"]),
+    ("examples/a/main.cpp", '#include "cpu_adam/adam_jobs.h"\n', ["include-direction"]),
     ("tiers/a.cpp", '#include "terrace/types.h"\n#include "tiers/topology.h"\n', []),
     ("tests/unit/a.cpp", '#include "tools/options.h"\n#include "runtime/planner.h"\n', []),
     ("nvme/thread_engine.cpp", "#include <liburing.h>\n", ["third-party"]),
