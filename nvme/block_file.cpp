@@ -147,7 +147,7 @@ BlockFile::BlockFile(const IoFileOptions& options) {
   info_.drive = options.drive;
   info_.direct_note = "not asked for";
   if (options.mode == IoFileMode::existing) {
-    find(options.path);
+    find(options);
   } else {
     check_kept_free(options);
     create(options);
@@ -198,17 +198,19 @@ void BlockFile::create(const IoFileOptions& options) {
 }
 
 // A file that is there, and nothing else: opening a pipe or a device can have effects of its own.
-void BlockFile::find(const std::string& path) {
+void BlockFile::find(const IoFileOptions& options) {
+  const auto& path = options.path;
   struct stat status {};
   if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
     throw Error(ErrorCode::io, "opening " + path + " failed: it is not a regular file; name one");
   }
-  descriptor_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  descriptor_ = ::open(path.c_str(), (options.read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC);
   if (descriptor_ >= 0) return;
   if (errno == ENOENT) throw missing("opening", path);
   if (errno != EACCES && errno != EPERM) throw failure("opening", path, errno);
   throw Error(ErrorCode::io, "opening " + path + " failed: " + std::strerror(errno) +
-                                 "; make it readable and writable for this user");
+                                 "; make it readable " +
+                                 (options.read_only ? "" : "and writable ") + "for this user");
 }
 
 // The size of a file that was there, and whether it takes direct transfers.

@@ -29,7 +29,7 @@ class BlockFile {
  private:
   void create(const IoFileOptions& options);
   void make(const IoFileOptions& options);
-  void find(const std::string& path);
+  void find(const IoFileOptions& options);
   void measure(const std::string& path);
   void ask_direct(const std::string& path);
   void reserve(const IoFileOptions& options);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <ctime>
 #include <random>
 
 #include "nvme/checksum.h"
@@ -11,16 +10,6 @@
 
 namespace terrace {
 namespace {
-
-std::string when(std::int64_t unix_time) {
-  const auto time = static_cast<std::time_t>(unix_time);
-  std::tm utc{};
-  char text[32] = "";
-  if (::gmtime_r(&time, &utc) != nullptr) {
-    std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &utc);
-  }
-  return text;
-}
 
 class Opener {
  public:
@@ -87,12 +76,13 @@ class Opener {
   // store without a commit may go.
   void judge(const std::vector<std::size_t>& found, std::vector<InspectedStore>& stores,
              const std::vector<FileId>& files, OpenedStore& opened) {
-    bool any_commit = false;
-    for (std::size_t i = 0; i < found.size(); ++i) {
-      refuse_damaged(path(found[i]), stores[i]);
-      any_commit = any_commit || stores[i].any_commit();
+    const auto outlook = terrace::judge(stores);
+    if (outlook.state == StoreOutlook::State::damaged) {
+      throw Error(ErrorCode::corrupt, path(found[outlook.drive]) + ": " + outlook.why +
+                                          "; see `terrace store verify`, and discard it "
+                                          "(--discard) if it is no loss");
     }
-    if (!any_commit) {
+    if (outlook.state == StoreOutlook::State::empty) {
       opened.notes.push_back(path(found.front()) +
                              " was left by a run that ended before its first commit: " +
                              (options_.mode == StoreMode::resume ? "training starts anew"
@@ -100,38 +90,57 @@ class Opener {
       return;
     }
     if (options_.mode == StoreMode::fresh) refuse_committed(found, stores);
-    if (found.size() < options_.drives.size()) {
-      throw Error(ErrorCode::invalid_argument,
-                  "a store lies in " + options_.drives[found.front()].directory + " and not in " +
-                      options_.drives[missing(found)].directory +
-                      "; name the directories of the run that made it");
-    }
+    refuse_other_drives(found, stores);
     refuse_difference(stores);
-    resume(stores, files, opened);
+    resume(stores, outlook.commit, files, opened);
   }
 
-  static void refuse_damaged(const std::string& path, const InspectedStore& store) {
-    if (store.sound() == nullptr && !store.unfinished) {
-      throw Error(ErrorCode::corrupt, path + ": both copies of its superblock are damaged (" +
-                                          store.superblock[0].why_not +
-                                          "); if it is no loss, discard it (--discard)");
-    }
-    if (store.sound() == nullptr) return;
-    for (std::size_t i = 0; i < 2; ++i) {
-      if (store.any_commit() || store.record[i].blank) continue;
-      const auto& why = store.record[i].record ? store.table_problem[i] : store.record[i].why_not;
-      throw Error(ErrorCode::corrupt, path + ": commit record " + std::to_string(i) +
-                                          " is damaged (" + why +
-                                          ") and there is no other; if it is no loss, discard it "
-                                          "(--discard)");
-    }
-  }
-
-  std::size_t missing(const std::vector<std::size_t>& found) const {
+  // The store's drives must be the ones that were named, in the store's order.
+  void refuse_other_drives(const std::vector<std::size_t>& found,
+                           const std::vector<InspectedStore>& stores) const {
+    const auto& first = *stores.front().sound();
+    const auto count = first.weights.size();
+    std::vector<std::string> holders(count);  // directory of each of the store's drives
+    std::string empty;
     for (std::size_t d = 0; d < options_.drives.size(); ++d) {
-      if (std::find(found.begin(), found.end(), d) == found.end()) return d;
+      const auto at = std::find(found.begin(), found.end(), d);
+      const auto& directory = options_.drives[d].directory;
+      if (at == found.end()) {
+        empty = directory;
+        continue;
+      }
+      const auto& superblock = *stores[static_cast<std::size_t>(at - found.begin())].sound();
+      if (superblock.store != first.store || superblock.weights.size() != count) {
+        refuse_drives(options_.drives[found.front()].directory + " and " + directory +
+                      " hold drives of two stores; name the directories of one");
+      }
+      if (!holders[superblock.drive].empty()) {
+        refuse_drives(holders[superblock.drive] + " and " + directory + " both hold drive " +
+                      std::to_string(superblock.drive) + " of one store; name one of them");
+      }
+      holders[superblock.drive] = directory;
     }
-    return 0;
+    std::string order;
+    bool ordered = true;
+    for (std::size_t d = 0; d < count; ++d) {
+      if (holders[d].empty()) {
+        refuse_drives("drive " + std::to_string(d) + " of the store's " + std::to_string(count) +
+                      (empty.empty() ? " was not named; name its directory too"
+                                     : " is missing: " + empty +
+                                           " holds no store; name the directory that does"));
+      }
+      order += " " + holders[d];
+      ordered = ordered && holders[d] == options_.drives[d].directory;
+    }
+    if (!empty.empty()) {
+      refuse_drives("the store has " + std::to_string(count) + " drives, and " + empty +
+                    " holds none of them; name only" + order);
+    }
+    if (!ordered) refuse_drives("the store's drives have another order; name them as" + order);
+  }
+
+  [[noreturn]] void refuse_drives(const std::string& what) const {
+    throw Error(ErrorCode::invalid_argument, "the store cannot be continued: " + what);
   }
 
   [[noreturn]] void refuse_committed(const std::vector<std::size_t>& found,
@@ -146,7 +155,7 @@ class Opener {
       if (newest == nullptr) continue;
       throw Error(ErrorCode::unavailable,
                   path(found[i]) + " holds step " + std::to_string(newest->step) +
-                      " of a run, committed " + when(newest->unix_time) +
+                      " of a run, committed " + time_text(newest->unix_time) +
                       "; continue it (--resume), discard it (--discard), or name another "
                       "directory");
     }
@@ -166,19 +175,6 @@ class Opener {
       }
       return std::string("(absent)");
     };
-    for (std::size_t d = 0; d < stores.size(); ++d) {
-      const auto& superblock = *stores[d].sound();
-      if (superblock.store == first.store && superblock.drive == d &&
-          superblock.weights.size() == stores.size()) {
-        continue;
-      }
-      differs("drive " + std::to_string(d),
-              "drive " + std::to_string(superblock.drive) + " of " +
-                  std::to_string(superblock.weights.size()) + " of store " +
-                  std::to_string(superblock.store),
-              "drive " + std::to_string(d) + " of " + std::to_string(stores.size()) +
-                  " of store " + std::to_string(first.store));
-    }
     for (const auto& [key, text] : options_.identity) {
       differs(key, value(first.identity, key), text);
     }
@@ -210,15 +206,8 @@ class Opener {
            std::to_string(hash) + ")";
   }
 
-  void resume(std::vector<InspectedStore>& stores, const std::vector<FileId>& files,
-              OpenedStore& opened) const {
-    const auto common = newest_common(stores);
-    if (common.empty()) {
-      throw Error(ErrorCode::corrupt,
-                  "no commit is held by all drives of the store in " +
-                      options_.drives.front().directory +
-                      "; see `terrace store verify`, or discard it (--discard)");
-    }
+  void resume(std::vector<InspectedStore>& stores, const std::vector<std::size_t>& common,
+              const std::vector<FileId>& files, OpenedStore& opened) const {
     const auto& superblock = *stores.front().sound();
     opened.id = superblock.store;
     opened.geometry = StoreGeometry(superblock.regions, superblock.weights);

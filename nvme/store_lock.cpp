@@ -87,4 +87,17 @@ StoreLock::~StoreLock() {
   ::close(descriptor_);
 }
 
+// An attempt that shares: whoever begins at this instant waits for it.
+std::optional<std::string> lock_holder(const std::string& directory) {
+  const std::string path = directory + "/terrace.lock";
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) return {};
+  std::optional<std::string> holder;
+  if (::flock(descriptor, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    holder = read_owner(descriptor);
+  }
+  ::close(descriptor);
+  return holder;
+}
+
 }  // namespace terrace
