@@ -12,28 +12,29 @@ namespace {
 constexpr std::uint64_t kSegmentsPerSpare = 4096;
 constexpr std::uint64_t kLeastSpares = 2;
 
-// Smooth weighted round-robin: over any stretch each drive gets its share, evenly spread.
+// Each segment goes to the drive that would then be least full for its weight: bytes are shared in
+// proportion over any stretch. Correctly rounded divisions give the same answer on every machine.
 class Dealer {
  public:
   explicit Dealer(std::span<const std::uint32_t> weights)
-      : weights_(weights.begin(), weights.end()),
-        total_(std::accumulate(weights_.begin(), weights_.end(), std::int64_t{0})),
-        credit_(weights.size()) {}
+      : weights_(weights.begin(), weights.end()), bytes_(weights.size()) {}
 
-  std::uint32_t next() {
+  std::uint32_t next(Bytes size) {
     std::size_t best = 0;
-    for (std::size_t d = 0; d < weights_.size(); ++d) {
-      credit_[d] += weights_[d];
-      if (credit_[d] > credit_[best]) best = d;
+    for (std::size_t d = 1; d < weights_.size(); ++d) {
+      if (fullness(d, size) < fullness(best, size)) best = d;
     }
-    credit_[best] -= total_;
+    bytes_[best] += size;
     return static_cast<std::uint32_t>(best);
   }
 
  private:
-  std::vector<std::int64_t> weights_;
-  std::int64_t total_;
-  std::vector<std::int64_t> credit_;
+  double fullness(std::size_t drive, Bytes size) const {
+    return static_cast<double>((bytes_[drive] + size).count) / weights_[drive];
+  }
+
+  std::vector<double> weights_;
+  std::vector<Bytes> bytes_;
 };
 
 // Calls visit(drive, size) for every segment in order.
@@ -44,7 +45,7 @@ void deal(std::span<const StoreRegion> regions, std::span<const std::uint32_t> w
   for (const auto& region : regions) {
     for (Bytes done; done < region.extent.size;) {
       const Bytes size = std::min(region.segment, region.extent.size - done);
-      visit(weights.size() == 1 ? 0U : dealer.next(), size);
+      visit(weights.size() == 1 ? 0U : dealer.next(size), size);
       done += size;
     }
   }
