@@ -15,10 +15,14 @@ class Opener {
  public:
   Opener(IoEngine& io, const StoreOptions& options) : io_(io), options_(options) {}
 
-  OpenedStore run() {
+  OpenedStore look() {
     OpenedStore opened{{}, {}, 0, 0, StoreGeometry({}, {1}), {}, {}, {}};
     for (const auto& drive : options_.drives) opened.locks.emplace_back(drive.directory);
     look(opened);
+    return opened;
+  }
+  OpenedStore open() {
+    auto opened = look();
     if (!opened.resumed) make(opened);
     return opened;
   }
@@ -133,8 +137,7 @@ class Opener {
       ordered = ordered && holders[d] == options_.drives[d].directory;
     }
     if (!empty.empty()) {
-      refuse_drives("the store has " + std::to_string(count) + " drives, and " + empty +
-                    " holds none of them; name only" + order);
+      refuse_drives(empty + " holds none of its drives; name only" + order);
     }
     if (!ordered) refuse_drives("the store's drives have another order; name them as" + order);
   }
@@ -165,9 +168,12 @@ class Opener {
   void refuse_difference(const std::vector<InspectedStore>& stores) const {
     const auto& first = *stores.front().sound();
     std::string difference;
+    std::string hashes;  // say something only where nothing else differs
     const auto differs = [&](const std::string& key, const std::string& there,
                              const std::string& here) {
-      if (there != here) difference += "\n  " + key + ": " + there + " there, " + here + " here";
+      if (there == here) return;
+      auto& text = key.ends_with("(hash)") ? hashes : difference;
+      text += "\n  " + key + ": " + there + " there, " + here + " here";
     };
     const auto value = [](const StoreIdentity& identity, const std::string& key) {
       for (const auto& [name, text] : identity) {
@@ -182,7 +188,10 @@ class Opener {
       if (value(options_.identity, key) == "(absent)") differs(key, text, "(absent)");
     }
     differs("checksums", first.checksums ? "on" : "off", options_.checksums ? "on" : "off");
-    differs("layout of segments", layout_text(first.regions), layout_text(options_.durable));
+    differs("bytes of a segment", segment_text(first.regions), segment_text(options_.durable));
+    differs("layout of segments (hash)", layout_hash(first.regions),
+            layout_hash(options_.durable));
+    if (difference.empty()) difference = hashes;
     if (!difference.empty()) {
       throw Error(ErrorCode::invalid_argument,
                   "the store in " + options_.drives.front().directory + " is of another run:" +
@@ -191,19 +200,18 @@ class Opener {
     }
   }
 
-  static std::string layout_text(const std::vector<StoreRegion>& regions) {
+  static std::string segment_text(const std::vector<StoreRegion>& regions) {
+    return std::to_string(regions.empty() ? 0 : regions.front().segment.count);
+  }
+
+  static std::string layout_hash(const std::vector<StoreRegion>& regions) {
     std::uint64_t hash = 0;
-    Bytes end;
     for (const auto& region : regions) {
       const std::uint64_t parts[] = {hash, region.extent.offset.count, region.extent.size.count,
-                                     region.segment.count};
+                                     region.segment.count, region.tile.count};
       hash = hash_bytes(parts, sizeof parts);
-      end = region.extent.end();
     }
-    return std::to_string(regions.size()) + " regions of " + std::to_string(end.count) +
-           " bytes in all, segments of up to " +
-           std::to_string(regions.empty() ? 0 : regions.front().segment.count) + " (hash " +
-           std::to_string(hash) + ")";
+    return std::to_string(hash);
   }
 
   void resume(std::vector<InspectedStore>& stores, const std::vector<std::size_t>& common,
@@ -284,7 +292,12 @@ class Opener {
 std::string store_path(const std::string& directory) { return directory + "/terrace.store"; }
 
 OpenedStore open_store(IoEngine& io, const StoreOptions& options) {
-  return Opener(io, options).run();
+  return Opener(io, options).open();
+}
+
+std::vector<std::string> discard_store(IoEngine& io, const StoreOptions& options) {
+  TERRACE_CHECK(options.mode == StoreMode::discard);
+  return Opener(io, options).look().notes;
 }
 
 }  // namespace terrace

@@ -83,7 +83,9 @@ StoreLock::StoreLock(StoreLock&& other) noexcept
 
 StoreLock::~StoreLock() {
   if (descriptor_ < 0) return;
-  ::unlink(path_.c_str());  // while it is held: the next owner makes a new one
+  // While it is held: the next owner makes a new one. Not when somebody took it away, and another
+  // run has made its own.
+  if (still_named(descriptor_, path_)) ::unlink(path_.c_str());
   ::close(descriptor_);
 }
 

@@ -6,7 +6,8 @@
 
 namespace terrace::cli {
 
-// 0: done. 1: the answer is no (not identical, damaged). 2: bad input or failure. 130: interrupted.
+// 0: done. 1: the answer is no (not identical, damaged, lost). 2: bad input or failure. 130:
+// interrupted.
 struct ExitCode {
   int value = 0;
 };

@@ -304,6 +304,7 @@ nlohmann::json head_json(const FoundStore& store) {
                         {"why", store.outlook.why},
                         {"missing_drives", store.missing},
                         {"commit", nullptr}};
+  if (const auto* superblock = store.superblock()) out["store"] = superblock->store;
   if (const auto* commit = store.newest()) out["commit"] = record_json(*commit);
   return out;
 }
@@ -413,7 +414,6 @@ nlohmann::json store_json(const FoundStore& store, const IoEngine& io,
   out["in_use_by"] = nullptr;
   if (holder) out["in_use_by"] = *holder;
   if (const auto* superblock = store.superblock()) {
-    out["store"] = superblock->store;
     out["checksums"] = superblock->checksums;
     for (const auto& [key, value] : superblock->identity) out["identity"][key] = value;
   }

@@ -54,7 +54,7 @@ class Chain:
         self.place, self.kind, self.reference = place, kind, reference
         self.seen, self.chance = seen, chance
         self.step = None  # that is committed
-        self.sizes = {}   # of the store's files
+        self.sizes = {}   # of files, by store and drive
 
     def command(self, *arguments):
         chance = self.chance
@@ -112,12 +112,9 @@ class Chain:
             for name in names:
                 status = os.stat(os.path.join(drive, name))
                 expect(status.st_size < 1 << 23, f"{name} has {status.st_size} bytes")
-                if name != "terrace.store" or status.st_size == 0:
-                    continue
-                size = self.sizes.setdefault((drive, status.st_ino), status.st_size)
-                expect(size == status.st_size, f"{drive}: {status.st_size} bytes after {size}")
                 # The file system's own notes about the file come and go.
-                expect(status.st_blocks * 512 <= size + (64 << 10), f"{status.st_blocks} blocks")
+                expect(status.st_blocks * 512 <= status.st_size + (64 << 10),
+                       f"{name}: {status.st_size} bytes in {status.st_blocks} blocks")
             self.check_lock(os.path.join(drive, "terrace.lock"))
 
     @staticmethod
@@ -143,6 +140,10 @@ class Chain:
         wrong = {(damage["place"], damage.get("copy"), damage["why"])
                  for damage in checked["damages"]}
         unfinished = {("file", None, "its creation was cut short"), ("header", 1, "it is blank")}
+        for drive in there:
+            size = os.path.getsize(os.path.join(drive, "terrace.store"))
+            first = self.sizes.setdefault((checked.get("store"), drive), size)
+            expect(first == size or "store" not in checked, f"{drive}: {size} after {first} bytes")
         if checked["state"] == "committed":
             expect(result.returncode == 0 and len(there) == len(self.place.drives),
                    "a committed store is sound", result)
