@@ -197,6 +197,24 @@ def cut_and_grown():
         must_equal(place.run([*store.command, "--resume"]), store.reference)
 
 
+def both_headers_lost():
+    """The first pages gone and all else there is no creation cut short: nothing may be replaced."""
+    with committed() as place:
+        store = Store(place)
+        for gone in [2 * PAGE, 4 * PAGE]:
+            store.write({0: bytes(gone)})
+            with open(store.path, "rb") as file:
+                before = file.read()
+            for mode in ["--resume", None]:
+                result = place.run([*store.command, *([mode] if mode else [])])
+                must_be_named(result, DAMAGE, "--discard")
+                with open(store.path, "rb") as file:
+                    expect(file.read() == before, "it is left as it was", result)
+            expect(verify_store(place.drive).returncode == 1, "verify names it")
+            with open(store.path, "wb") as file:
+                file.write(store.pristine)
+
+
 def another_stores_file():
     """Two stores' files mixed: a file from another run, and a copy of the same drive twice."""
     with committed() as place:
@@ -218,5 +236,5 @@ def another_stores_file():
             os.path.exists(store.path) and os.unlink(store.path)
 
 
-main({"metadata": [every_byte_of_metadata, cut_and_grown],
+main({"metadata": [every_byte_of_metadata, cut_and_grown, both_headers_lost],
       "data": [sampled_data, pages_that_went_astray, another_stores_file]})

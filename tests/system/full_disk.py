@@ -129,6 +129,29 @@ def without_reservation():
                   remove("filler"), before=refusing([NR_FALLOCATE], 95), early=True)
 
 
+def limit(drive, size):
+    """A quota for the whole drive, whoever writes."""
+    system("btrfs", "quota", "enable", drive.path)
+    system("btrfs", "qgroup", "limit", size, drive.path)
+
+
+def quota_at_start():
+    with Place() as place, Loop(place, "btrfs") as drive:
+        limit(drive, "400k")
+        for engine in ["io_uring", "threads"]:
+            command = place.train("--io", engine, drive=drive.path, slots=2)
+            result = place.run(command)
+            must_be_named(result, r"[Qq]uota exceeded", r"\d{6,} bytes", r"raise the quota")
+            nothing_left(drive.path, result)
+        limit(drive, "none")
+        must_equal(place.run(command), place.reference())
+
+
+def quota_in_the_middle():
+    in_the_middle(lambda place: Loop(place, "btrfs"), lambda drive: limit(drive, "64k"),
+                  lambda drive: limit(drive, "none"))
+
+
 def tmpfs_shrinks():
     def take(drive):
         for kibibytes in range(256, 16 << 10, 64):
@@ -148,6 +171,7 @@ def tmpfs_shrinks_without_reservation():
                   before=refusing([NR_FALLOCATE], 95), early=True)
 
 
-main({"at_start": [ext4_at_start, xfs_at_start, btrfs_at_start, tmpfs_at_start],
-      "in_the_middle": [xfs_shared_blocks, btrfs_snapshot, without_reservation, tmpfs_shrinks,
+main({"at_start": [ext4_at_start, xfs_at_start, btrfs_at_start, tmpfs_at_start, quota_at_start],
+      "in_the_middle": [xfs_shared_blocks, btrfs_snapshot, without_reservation,
+                        quota_in_the_middle, tmpfs_shrinks,
                         tmpfs_shrinks_without_reservation]})

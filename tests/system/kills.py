@@ -185,6 +185,24 @@ def started_at_the_same_time():
                     must_be_named(result, "in use|process")
 
 
+def looked_at_beside_a_run():
+    """`store verify` and `show` beside a training: no false alarm, no disturbance."""
+    need_resume()
+    with Place() as place:
+        reference = place.reference()
+        first = place.start(place.train("--throttle", "nvme_write=0.02", slots=2))
+        first.until_step(2)
+        while first.process.poll() is None:
+            for word in ["verify", "show"]:
+                result = run([TERRACE, "store", word, place.drive])
+                if result.returncode != 0 and first.process.poll() is None:
+                    must_be_named(result, "in use")
+        must_equal(first.finish(), reference)
+        for word in ["verify", "show"]:
+            result = run([TERRACE, "store", word, place.drive])
+            expect(result.returncode == 0 and re.search(r"\b40\b", result.out), "step 40", result)
+
+
 def stopped_holder():
     """A process that is stopped still holds its directory; killed, it gives it up at once."""
     need_resume()
@@ -281,6 +299,7 @@ def single_slot_leaves_nothing():
 
 main({"kills": [killed_uring, killed_threads, killed_measured],
       "writes": [killed_at_every_write, interrupted, stopped_and_continued],
-      "two_runs": [second_is_refused, started_at_the_same_time, stopped_holder,
+      "two_runs": [second_is_refused, started_at_the_same_time, looked_at_beside_a_run,
+                   stopped_holder,
                    holder_in_another_container, stale_lock, another_run_is_refused,
                    nothing_to_resume, single_slot_leaves_nothing]})

@@ -8,9 +8,8 @@ import shutil
 
 from harness import (NR_ENTER, NR_FALLOCATE, NR_REGISTER, NR_SETUP, Place, Skip, expect, has,
                      limited, main, must_be_named, must_equal, nothing_left, only_store_left,
-                     refusing, resume_exact, right_or_named, run, say)
+                     refusing, resume_exact, right_or_named, say)
 
-NOBODY = 65534
 SYSCTL = "/proc/sys/kernel/io_uring_disabled"
 
 
@@ -99,12 +98,9 @@ def open_files():
 
 def processes():
     """As a user who may start few threads."""
-    if os.geteuid() != 0:
-        raise Skip("becoming another user needs root")
-    user = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
     with Place() as place:
+        user = place.shared()
         reference = place.reference()
-        readable(place)
         for engine in ["io_uring", "threads"]:
             for limit in [1, 2, 3, 4, 6, 8, 12, 16]:
                 command = place.train("--io", engine, *fresh(), slots=2)
@@ -115,16 +111,6 @@ def processes():
                 say(f"  {engine}, {limit}: "
                     f"{'right' if right else result.error.strip()} {notes(result)}")
         place.clean_outside()
-
-
-def readable(place):
-    """Lets another user work in the place."""
-    os.chmod(place.path, 0o777)
-    for name in ["drive", "cwd", "tmp"]:
-        os.chmod(os.path.join(place.path, name), 0o777)
-    probe = run(["setpriv", "--reuid", str(NOBODY), "--clear-groups", "test", "-w", place.drive])
-    if probe.returncode != 0:
-        raise Skip("another user cannot reach this folder")
 
 
 # ------------------------------------------------------------------------------------ system calls
@@ -180,10 +166,9 @@ def ring_disabled():
             before = file.read().strip()
         if before != "0" or os.geteuid() != 0:
             raise Skip(f"{SYSCTL} is {before}; changing it needs root")
-        user = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
         with Place() as place:
+            user = place.shared()
             reference = place.reference()
-            readable(place)
             command = place.train(*fresh(), slots=2)
             try:
                 set_sysctl("1")
