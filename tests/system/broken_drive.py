@@ -8,8 +8,9 @@ import random
 import re
 
 from drives import Loop, Ram
-from harness import (Place, Skip, expect, has, main, must_be_named, must_equal, only_store_left,
-                     resume_exact, right_or_named, run, say, sound, system, verify_store)
+from harness import (Place, Skip, expect, has, has_store_command, main, must_be_named, must_equal,
+                     only_store_left, resume_exact, right_or_named, run, say, sound, system,
+                     verify_store)
 
 ENGINES = ["io_uring", "threads"]
 SLOW = ["--throttle", "nvme_write=0.02"]  # about 40 ms for a step
@@ -95,15 +96,14 @@ def never_wrong(place, reference, command, result, drive):
     say(f"  the run: {'right' if right else result.error.strip()}")
     if not has("--resume"):
         return
-    checked = verify_store(drive)
-    expect(checked.returncode in (0, 1, 2), "verify judges", checked)
+    checked = verify_store(drive) if has_store_command() else None
     resumed = place.run([*command, "--resume"])
     if resumed.returncode == 0:
         must_equal(resumed, reference)
     else:
         must_be_named(resumed, r"damaged|cut short|checksum|is not what|failed|no commit",
                       r"--discard|verify")
-        expect(checked.returncode != 0, "verify must have seen it", checked)
+        expect(not checked or checked.returncode != 0, "verify must have seen it", checked)
     say(f"  --resume: {'right' if resumed.returncode == 0 else resumed.error.strip()}")
     must_equal(place.run(command + fresh()), reference)
 

@@ -109,7 +109,7 @@ def opening_errors():
         reference = place.reference(steps=STEPS)
         command = place.train("--io", "threads", steps=STEPS, io_threads=ONE_THREAD, slots=2)
         for call, error in cases:
-            empty(place)
+            place.empty_drive()
             result = place.run(command, wrapper=injecting(call, f"error={error}:when=1"))
             if result.returncode == 2 and not result.out:
                 must_be_named(result)
@@ -117,11 +117,6 @@ def opening_errors():
                 right_or_named(result, reference)
             say(f"  {call} {error}: {result.error.strip() or 'right'}")
             resume_exact(place, reference, command)
-
-
-def empty(place):
-    for name in os.listdir(place.drive):
-        os.unlink(os.path.join(place.drive, name))
 
 
 def ring_errors():

@@ -32,9 +32,9 @@ def file_size():
                 result = place.run(place.train("--io", engine, slots=2), limited(FSIZE=limit))
                 must_be_named(result, r"ulimit -f|file size limit", r"\d+ bytes")
                 nothing_left(place.drive, result)
-            result = place.run(place.train("--io", engine, *fresh(), slots=2),
-                               limited(FSIZE=64 << 20))
+            result = place.run(place.train("--io", engine, slots=2), limited(FSIZE=64 << 20))
             must_equal(result, reference)
+            place.empty_drive()
         place.clean_outside()
 
 

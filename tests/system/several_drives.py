@@ -5,9 +5,9 @@ import random
 import shutil
 
 from drives import Loop, Ram
-from harness import (Place, Skip, TERRACE, WHERE, expect, has, limited, main, must_be_named,
-                     must_equal, nothing_left, only_store_left, resume_exact, right_or_named,
-                     say, sound, verify_store)
+from harness import (Place, Skip, TERRACE, WHERE, expect, has, has_store_command, limited, main,
+                     must_be_named, must_equal, nothing_left, only_store_left, resume_exact,
+                     right_or_named, say, sound, verify_store)
 
 SLOW = ["--throttle", "nvme_write=0.02"]
 
@@ -138,15 +138,14 @@ def stores_of_different_times():
             shutil.copy(kept[first], paths[0])
             source = os.path.join(twins[1], "terrace.store") if second == "twin" else kept[second]
             shutil.copy(source, paths[1])
-            checked = verify_store(*drives)
+            checked = verify_store(*drives) if has_store_command() else None
             result = place.run([*command, "--resume"])
-            say(f"  {first} with {second}: verify {checked.returncode}, "
-                f"{result.error.strip() or 'right'}")
+            say(f"  {first} with {second}: {result.error.strip() or 'right'}")
             if result.returncode == 0:
                 must_equal(result, reference)
             else:
                 must_be_named(result)
-                expect(checked.returncode == 1, "verify must have seen it", checked)
+                expect(not checked or checked.returncode == 1, "verify must have seen it", checked)
 
 
 def few_descriptors():
