@@ -1,30 +1,25 @@
-"""A drive that breaks under a running training: power, read-only, out of blocks, cut short, and bytes
-that change. The run is right or ends with a message; --resume is exact where the committed bytes are
-still there, and names the damage where they are not."""
+"""A drive that breaks under a running training: power, read-only, out of blocks, cut short, and
+bytes that change. The run is right or ends with a message; --resume is exact where the committed
+bytes are still there, and names the damage where they are not."""
 
-import contextlib
 import os
 import random
 import re
 
 from drives import Loop, Ram
-from harness import (Place, Skip, expect, has, has_store_command, main, must_be_named, must_equal,
-                     only_store_left, resume_exact, right_or_named, run, say, sound, system,
-                     verify_store)
+from harness import (expect, has_store_command, main, must_be_named, must_equal, only_store_left,
+                     Place, resume_exact, right_or_named, run, say, sound, system, verify_store)
 
 ENGINES = ["io_uring", "threads"]
-SLOW = ["--throttle", "nvme_write=0.02"]  # about 40 ms for a step
+SLOW = ["--throttle", "nvme_write=0.03"]  # about 25 ms for a step
 FAILURE = (r"Input/output error|Read-only file system|No space left|No data available|damaged|"
-           r"is not what step|checksum|cut short|Structure needs cleaning", r"terrace\.store|/proc/")
-
-
-def fresh():
-    return ["--discard"] if has("--discard") else []
+           r"is not what step|checksum|cut short|Structure needs cleaning",
+           r"terrace\.store|/proc/")
 
 
 def start(place, drive, engine):
     command = place.train("--io", engine, drive=drive, slots=2)
-    running = place.start(command + SLOW + fresh())
+    running = place.start(command + SLOW + ["--discard"])
     return command, running, running.until_step(random.randint(2, 8))
 
 
@@ -94,8 +89,6 @@ def never_wrong(place, reference, command, result, drive):
     """Committed bytes are gone: the run and --resume are right or say so; then --discard helps."""
     right = right_or_named(result, reference, *FAILURE)
     say(f"  the run: {'right' if right else result.error.strip()}")
-    if not has("--resume"):
-        return
     checked = verify_store(drive) if has_store_command() else None
     resumed = place.run([*command, "--resume"])
     if resumed.returncode == 0:
@@ -105,7 +98,7 @@ def never_wrong(place, reference, command, result, drive):
                       r"--discard|verify")
         expect(not checked or checked.returncode != 0, "verify must have seen it", checked)
     say(f"  --resume: {'right' if resumed.returncode == 0 else resumed.error.strip()}")
-    must_equal(place.run(command + fresh()), reference)
+    must_equal(place.run(command + ["--discard"]), reference)
 
 
 def backing_file_cut():
@@ -124,17 +117,8 @@ def backing_file_cut():
                     f"{'right' if right else result.error.strip()}")
 
 
-def store_of(running, drive):
-    """The path of the running training's store."""
-    named = os.path.join(drive, "terrace.store")
-    if os.path.exists(named):
-        return named
-    for name in os.listdir(f"/proc/{running.pid}/fd"):
-        with contextlib.suppress(OSError):
-            if re.search(r"terrace\S*store|/#\d+ \(deleted\)",
-                         os.readlink(f"/proc/{running.pid}/fd/{name}")):
-                return f"/proc/{running.pid}/fd/{name}"
-    raise Skip("no file of the run is found")
+def store_of(drive):
+    return os.path.join(drive, "terrace.store")
 
 
 def on_store(spoils):
@@ -143,12 +127,9 @@ def on_store(spoils):
         with Place() as place:
             reference = place.reference()
             command, running, _ = start(place, place.drive, engine)
-            spoils(store_of(running, place.drive))
+            spoils(store_of(place.drive))
             result = running.finish()
-            if has("--resume"):
-                never_wrong(place, reference, command, result, place.drive)
-            elif result.returncode != 0:  # no checksums yet: it cannot know
-                must_be_named(result, *FAILURE)
+            never_wrong(place, reference, command, result, place.drive)
 
 
 def store_cut_in_half():
@@ -185,9 +166,10 @@ def store_through_device():
         with Place() as place, Loop(place, kind) as drive:
             reference = place.reference()
             command, running, _ = start(place, drive.path, "io_uring")
-            path = store_of(running, drive.path)
+            path = store_of(drive.path)
             text = system("filefrag", "-v", "-b4096", path)
-            extents = re.findall(r"^\s*\d+:\s*\d+\.\.\s*\d+:\s*(\d+)\.\.\s*(\d+):", text, re.MULTILINE)
+            extents = re.findall(r"^\s*\d+:\s*\d+\.\.\s*\d+:\s*(\d+)\.\.\s*(\d+):", text,
+                                 re.MULTILINE)
             expect(extents, f"blocks of the store: {text}")
             with open(drive.device, "r+b") as device:
                 for first, last in extents:
@@ -197,16 +179,11 @@ def store_through_device():
                         device.write(os.urandom(4096))
                 os.fsync(device.fileno())
             result = running.finish()
-            if has("--resume"):
-                never_wrong(place, reference, command, result, drive.path)
-            elif result.returncode != 0:
-                must_be_named(result, *FAILURE)
+            never_wrong(place, reference, command, result, drive.path)
 
 
 def store_removed():
     """rm, and rm with another run in its place: the first run must not spoil the second's store."""
-    if not has("--resume"):
-        raise Skip("the store has no name yet")
     for name in ["terrace.store", "terrace.lock"]:
         with Place() as place:
             reference = place.reference()

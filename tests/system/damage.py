@@ -6,7 +6,7 @@ import random
 import re
 import shutil
 
-from harness import (Place, Skip, expect, has, main, must_be_named, must_equal, say, verify_store)
+from harness import expect, main, must_be_named, must_equal, Place, say, verify_store
 
 TINY = ["--layers", "1", "--width", "2", "--heads", "1", "--context", "1", "--batch", "1",
         "--segment", "4KiB"]
@@ -75,8 +75,7 @@ def one_bit(store, offset):
 
 
 def committed():
-    if not has("--resume"):
-        raise Skip("no store yet")
+    verify_store()
     return Place()
 
 
@@ -176,7 +175,7 @@ def pages_that_went_astray():
 
 
 def cut_and_grown():
-    """Every length that a file may be cut to, page by page and not on a page, and more behind it."""
+    """Cut to lengths on a page and not on one, and with more behind the end."""
     with committed() as place:
         store = Store(place)
         size = len(store.pristine)

@@ -7,7 +7,7 @@ import os
 import re
 import struct
 
-from harness import Failed, Skip, private, run, system
+from harness import Failed, private, run, Skip, system
 
 MAKE = {"ext4": ["mkfs.ext4", "-q", "-F"], "xfs": ["mkfs.xfs", "-q", "-f"],
         "btrfs": ["mkfs.btrfs", "-q", "-f"]}

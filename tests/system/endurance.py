@@ -5,7 +5,7 @@ import os
 import re
 import time
 
-from harness import Place, expect, has, main, must_equal, say, sound
+from harness import expect, main, must_equal, Place, say, sound
 
 STEPS = 10000
 TINY = ["--layers", "1", "--width", "16", "--heads", "1", "--context", "4", "--batch", "1",
@@ -40,11 +40,11 @@ def watched(place, command):
     return running.finish(), samples
 
 
-def flat(engine, *arguments):
+def flat(engine, steps):
     with Place() as place:
-        reference = place.reference(model=TINY, steps=STEPS)
-        result, samples = watched(place, place.train("--io", engine, *arguments, model=TINY,
-                                                     steps=STEPS, slots=2))
+        reference = place.reference(model=TINY, steps=steps)
+        result, samples = watched(place, place.train("--io", engine, model=TINY, steps=steps,
+                                                     slots=2))
         must_equal(result, reference)
         samples = samples[:-1]  # the last ones may see the summary being made
         judged = samples[int(len(samples) * WARM):]
@@ -54,18 +54,17 @@ def flat(engine, *arguments):
             growth = MEMORY_GROWTH if name == "memory" else 0
             say(f"  {name}: {first} at first, {min(values)} to {max(values)}")
             expect(max(values) <= first + growth, f"{name} must stay: {values}")
-        say(f"  {STEPS} steps in {result.seconds:.0f} s")
-        if has("--resume"):
-            sound(place.drive)
+        say(f"  {steps} steps in {result.seconds:.0f} s")
+        sound(place.drive)
         place.clean_outside()
 
 
 def uring():
-    flat("io_uring")
+    flat("io_uring", STEPS)
 
 
 def threads():
-    flat("threads")
+    flat("threads", STEPS // 4)
 
 
-main({"uring": [uring], "threads": [threads]})
+main({"steps": [uring, threads]})

@@ -4,9 +4,9 @@ survives a kill and a power failure, and leaves nothing but its store."""
 import random
 import re
 
-from drives import Loop, Overlay, Ram, is_direct
-from harness import (Place, expect, has, main, must_equal, nothing_left, only_store_left,
-                     resume_exact, run, say, sound)
+from drives import is_direct, Loop, Overlay, Ram
+from harness import (expect, main, must_equal, nothing_left, only_store_left, Place, resume_exact,
+                     run, say, sound)
 
 ENGINES = ["io_uring", "threads"]
 SLOW = ["--throttle", "nvme_write=0.02"]  # about 40 ms for a step
@@ -33,7 +33,7 @@ def trains(place, drive, engine, reference):
 def tells_truth(place, drive, engine):
     """A run asked from outside how it accesses the drive."""
     before = drive.dirtied_bytes() if isinstance(drive, Loop) else 0
-    running = place.start(place.train("--io", engine, *discarding(), drive=drive.path, slots=2))
+    running = place.start(place.train("--io", engine, "--discard", drive=drive.path, slots=2))
     running.until_step(1)
     flags = is_direct(running.pid)
     result = running.finish()
@@ -53,7 +53,7 @@ def tells_truth(place, drive, engine):
 
 def survives_kill(place, drive, engine, reference):
     command = place.train("--io", engine, *SLOW, drive=drive.path, slots=2)
-    running = place.start(command + discarding())
+    running = place.start(command + ["--discard"])
     step = running.until_step(random.randint(2, 12))
     running.kill()
     running.finish()
@@ -62,7 +62,7 @@ def survives_kill(place, drive, engine, reference):
 
 def survives_power_failure(place, drive, engine, reference):
     command = place.train("--io", engine, *SLOW, drive=drive.path, slots=2)
-    running = place.start(command + discarding())
+    running = place.start(command + ["--discard"])
     step = running.until_step(random.randint(2, 12))
     drive.shut_down()
     result = running.finish()
@@ -77,10 +77,6 @@ def again(place, drive, engine, reference, step):
     resume_exact(place, reference, place.train("--io", engine, drive=drive.path, slots=2),
                  at_least=step - 1)
     only_store_left(drive.path)
-
-
-def discarding():
-    return ["--discard"] if has("--discard") else []
 
 
 def on(drive_of, failing=False):
@@ -101,7 +97,7 @@ def on(drive_of, failing=False):
 
 
 def leaves_nothing(place, drive, engine, reference):
-    for name in ["terrace.store", "terrace.lock"] if has("--resume") else []:
+    for name in ["terrace.store", "terrace.lock"]:
         run(["rm", "-f", f"{drive.path}/{name}"])
     result = place.run(place.train("--io", engine, drive=drive.path, slots=1))
     must_equal(result, reference)

@@ -1,13 +1,12 @@
-"""A full disk: refused at the start with the bytes and nothing left behind; in the middle of a run a
-message that names the place, after which --resume is exact once there is space again."""
+"""A full disk: refused at the start with the bytes and nothing left behind; in the middle of a run
+a message that names the place, after which --resume is exact once there is space again."""
 
 import os
-import re
 
-from drives import Loop, Ram, is_direct
-from harness import (NR_FALLOCATE, Place, Skip, WHERE, expect, has, main, must_be_named,
-                     must_equal, nothing_left, only_store_left, refusing, resume_exact,
-                     right_or_named, run, say, sound, system)
+from drives import is_direct, Loop, Ram
+from harness import (expect, main, must_be_named, must_equal, nothing_left, NR_FALLOCATE,
+                     only_store_left, Place, refusing, resume_exact, right_or_named, run, say, Skip,
+                     sound, system, WHERE)
 
 SLOW = ["--throttle", "nvme_write=0.01"]  # about 70 ms for a step
 SLOWER = ["--throttle", "nvme_write=0.001"]  # 0.7 s before the first step
@@ -67,8 +66,7 @@ def in_the_middle(drive_of, take, give_back, before=None, early=False):
         with drive_of(place) as drive:
             for engine in ["io_uring", "threads"]:
                 command = place.train("--io", engine, drive=drive.path, slots=2)
-                fresh = ["--discard"] if has("--discard") else []
-                running = place.start(command + (SLOWER if early else SLOW) + fresh, before)
+                running = place.start(command + (SLOWER if early else SLOW) + ["--discard"], before)
                 step = 0
                 if early:
                     running.until(lambda _: is_direct(running.pid), "its file on the drive")

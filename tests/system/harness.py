@@ -195,13 +195,6 @@ def waiting_where(pid):
 _help = {}
 
 
-def has(option):
-    """Whether `terrace train` knows an option."""
-    if "train" not in _help:
-        _help["train"] = run([TERRACE, "train", "--help"]).out
-    return option in _help["train"]
-
-
 class Place:
     """A directory of its own inside the current one (so on a real drive): text, drive, scratch."""
 
@@ -244,7 +237,7 @@ class Place:
         """The command of a training on `drive` (the place's own) or `drives`: nothing measured."""
         config = self.config(drives or [drive or self.drive], placement or ON_NVME,
                              {"thread_count": io_threads})
-        if slots and has("--slots"):
+        if slots:
             arguments += ("--slots", str(slots))
         return [TERRACE, "train", *(model or MODEL), "--config", config, "--data", self.data,
                 "--steps", str(steps), "--json", self.json, *arguments]
@@ -301,8 +294,7 @@ def nothing_left(drive, result=None):
 
 def only_store_left(drive, result=None):
     left = set(files_of(drive))
-    allowed = STORE_FILES if has("--resume") else set()
-    expect(left <= allowed, f"only the store may be on the drive, but {sorted(left)}", result)
+    expect(left <= STORE_FILES, f"only the store may be on the drive, but {sorted(left)}", result)
 
 
 # ------------------------------------------------------------------------------------- judgement
@@ -373,13 +365,7 @@ def sound(*drives):
 
 
 def resume_exact(place, reference, command, at_least=0):
-    """The store is sound and `command` with --resume ends as if nothing had happened.
-
-    Without a store (an older command), the same run from the start does.
-    """
-    if not has("--resume"):
-        must_equal(place.run(command), reference)
-        return None
+    """`command` with --resume ends as if nothing had happened, and loses no committed step."""
     result = place.run([*command, "--resume"])
     must_equal(result, reference)
     step = result.json["resumed_from"] or 0

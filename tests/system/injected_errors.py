@@ -1,12 +1,12 @@
-"""Errors that strace puts in the place of a system call's result, once and as a storm: what may pass
-passes unnoticed, the rest is a message, and --resume is exact."""
+"""Errors that strace puts in the place of a system call's result, once and as a storm: what may
+pass passes unnoticed, the rest is a message, and --resume is exact."""
 
 import os
 import random
 import re
 
-from harness import (Place, WHERE, expect, has, injecting, main, must_be_named,
-                     need_strace, only_store_left, resume_exact, right_or_named, say, sound)
+from harness import (expect, injecting, main, must_be_named, need_strace, only_store_left, Place,
+                     resume_exact, right_or_named, say, sound, WHERE)
 
 ONE_THREAD = 1  # strace counts the calls of each thread
 STEPS = 12
@@ -16,8 +16,7 @@ ANY_ERROR = (r"terrace\S*store|/proc/\d+/fd/\d+|io_uring", )
 def injected(place, reference, engine, call, what):
     """A new run with an injection; whether it was right. What it has left is continued."""
     command = place.train("--io", engine, steps=STEPS, io_threads=ONE_THREAD, slots=2)
-    fresh = ["--discard"] if has("--discard") else []
-    result = place.run([*command, *fresh], wrapper=injecting(call, what))
+    result = place.run([*command, "--discard"], wrapper=injecting(call, what))
     right = right_or_named(result, reference, *ANY_ERROR)
     only_store_left(place.drive, result)
     if not right:
@@ -41,7 +40,7 @@ def named_well(result, what):
 
 def sound_or_unborn(place):
     """An error before the first commit may leave a store without one."""
-    if has("--resume") and os.path.exists(os.path.join(place.drive, "terrace.store")):
+    if os.path.exists(os.path.join(place.drive, "terrace.store")):
         sound(place.drive)
 
 
@@ -91,8 +90,7 @@ def short_transfers():
             for what in ["retval=0:when=15", "retval=100:when=15", "retval=0:when=15+9"]:
                 command = place.train("--io", "threads", steps=STEPS, io_threads=ONE_THREAD,
                                       slots=2)
-                fresh = ["--discard"] if has("--discard") else []
-                result = place.run([*command, *fresh], wrapper=injecting(call, what))
+                result = place.run([*command, "--discard"], wrapper=injecting(call, what))
                 right = right_or_named(result, reference, *ANY_ERROR)
                 say(f"  {call} {what}: {'right' if right else result.error.strip()}")
                 if not right:
@@ -130,8 +128,7 @@ def ring_errors():
                 expect(right, f"io_uring_enter {error} {when} must pass unnoticed", result)
         for error in ["ENOMEM", "EBADR", "EINVAL"]:
             command = place.train("--io", "io_uring", steps=STEPS, slots=2)
-            fresh = ["--discard"] if has("--discard") else []
-            result = place.run([*command, *fresh],
+            result = place.run([*command, "--discard"],
                                wrapper=injecting("io_uring_enter", f"error={error}:when=60"))
             right = right_or_named(result, reference, "io_uring", "threads")
             say(f"  io_uring_enter {error}: {'right' if right else result.error.strip()}")

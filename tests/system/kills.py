@@ -7,17 +7,12 @@ import signal
 import socket
 import time
 
-from harness import (MODEL, Place, Running, Skip, TERRACE, expect, has, injecting, main, must_be_named, must_equal,
-                     need_strace, nothing_left, only_store_left, private, resume_exact, run, say,
-                     sound, verify_store)
+from harness import (expect, injecting, main, MODEL, must_be_named, must_equal, need_strace,
+                     nothing_left, only_store_left, Place, private, resume_exact, run, Running, say,
+                     Skip, sound, TERRACE, verify_store)
 
 KILLS = 20
 KILLED_STEPS = 400
-
-
-def need_resume():
-    if not has("--resume"):
-        raise Skip("no --resume yet")
 
 
 def measured(place, *arguments):
@@ -31,8 +26,7 @@ def planned(place, *arguments):
 
 
 def killed_again_and_again(command_of, *arguments):
-    """KILLS kills, each followed by --resume; the steps only grow and the end is the reference's."""
-    need_resume()
+    """KILLS kills, each followed by --resume; steps only grow, the end is the reference's."""
     with Place() as place:
         reference = place.reference(steps=KILLED_STEPS)
         command = command_of(place, *arguments)
@@ -55,7 +49,6 @@ def killed_again_and_again(command_of, *arguments):
             expect(result.returncode == -signal.SIGKILL, "killed, not failed", result)
             only_store_left(place.drive, result)
         say(f"  at step {resumed} after {kill + 1} kills")
-        sound(place.drive)
         result = resume_exact(place, reference, command, at_least=resumed)
         expect(run(["flock", "--nonblock", os.path.join(place.drive, "terrace.store"),
                     "true"]).returncode == 0, "no lock is held", result)
@@ -72,12 +65,19 @@ def killed_threads():
 
 def killed_measured():
     killed_again_and_again(measured, "--dram", "400KiB", "--hbm", "600KiB", "--throttle",
-                           "nvme_write=0.05")
+                           "compute=5")
+
+
+def killed_on_three_drives():
+    def command_of(place, *arguments):
+        drives = [place.drive, place.make("second"), place.make("third")]
+        return place.train(*arguments, drives=drives, steps=KILLED_STEPS, slots=2)
+
+    killed_again_and_again(command_of, "--throttle", "nvme_write=0.02")
 
 
 def killed_at_every_write():
     """SIGKILL in the place of each write and flush of the first commits, one after the other."""
-    need_resume()
     need_strace()
     steps = 4
     with Place() as place:
@@ -99,7 +99,6 @@ def killed_at_every_write():
 
 def interrupted():
     """SIGINT and SIGTERM: the store is as good as after a kill."""
-    need_resume()
     with Place() as place:
         reference = place.reference()
         for kind in [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]:
@@ -117,9 +116,8 @@ def stopped_and_continued():
     with Place() as place:
         reference = place.reference()
         for engine in ["io_uring", "threads"]:
-            fresh = ["--discard"] if has("--discard") else []
             running = place.start(place.train("--io", engine, "--throttle", "nvme_write=0.02",
-                                              *fresh, slots=2))
+                                              "--discard", slots=2))
             for _ in range(5):
                 time.sleep(0.1)
                 running.process.send_signal(signal.SIGSTOP)
@@ -148,28 +146,24 @@ def refused_while(place, first, *arguments, wrapper=(), pid=None):
 
 
 def second_is_refused():
-    need_resume()
     with Place() as place:
         reference = place.reference()
-        first = place.start(place.train("--throttle", "nvme_write=0.003", slots=2))
+        first = place.start(place.train("--throttle", "nvme_write=0.004", slots=2))
         first.until_step(1)
-        refused_while(place, first)
-        refused_while(place, first, "--resume")
-        refused_while(place, first, "--discard")
-        refused_while(place, first, "--io", "threads")
+        for mode in [[], ["--resume"], ["--discard"]]:
+            refused_while(place, first, *mode)
         must_equal(first.finish(), reference)
         only_store_left(place.drive)
 
 
 def started_at_the_same_time():
     """Four at once, again and again: one trains, the others are refused, nobody is wrong."""
-    need_resume()
     with Place() as place:
         reference = place.reference()
-        for _ in range(3):
+        for _ in range(2):
             runs = []
             for index in range(4):
-                command = place.train("--discard", "--throttle", "nvme_write=0.005", slots=2)
+                command = place.train("--discard", "--throttle", "nvme_write=0.008", slots=2)
                 path = os.path.join(place.path, f"run{index}.json")
                 command[command.index("--json") + 1] = path
                 runs.append((command, path))
@@ -206,7 +200,6 @@ def looked_at_beside_a_run():
 
 def stopped_holder():
     """A process that is stopped still holds its directory; killed, it gives it up at once."""
-    need_resume()
     with Place() as place:
         reference = place.reference()
         first = place.start(place.train("--throttle", "nvme_write=0.02", slots=2))
@@ -221,7 +214,6 @@ def stopped_holder():
 
 def holder_in_another_container():
     """Processes cannot see each other, and both are number so-and-so: the lock still holds."""
-    need_resume()
     if not private():
         raise Skip("a process namespace is not permitted here")
     apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -236,7 +228,6 @@ def holder_in_another_container():
 
 def stale_lock():
     """What a lock file says does not matter; only who holds it does."""
-    need_resume()
     with Place() as place:
         reference = place.reference()
         command = place.train(slots=2)
@@ -249,7 +240,6 @@ def stale_lock():
 
 def another_run_is_refused():
     """A committed store is in the way of a new run, and of another model, seed or layout."""
-    need_resume()
     with Place() as place:
         reference = place.reference()
         half = place.run(place.train(steps=20, slots=2))
@@ -257,7 +247,8 @@ def another_run_is_refused():
         must_be_named(place.run(place.train(slots=2)), "--resume", "--discard", "step 20|20 steps")
         for arguments, word in [(["--seed", "8"], "seed"), (["--width", "48"], "width"),
                                 (["--layers", "3"], "layers"), (["--batch", "3"], "batch"),
-                                (["--context", "4"], "context"), (["--dtype", "fp32"], "dtype|fp32"),
+                                (["--context", "4"], "context"),
+                                (["--dtype", "fp32"], "dtype|fp32"),
                                 (["--segment", "8KiB"], "layout|segment")]:
             result = place.run(place.train(*arguments, "--resume", slots=2))
             must_be_named(result, word, "--discard")
@@ -269,7 +260,6 @@ def another_run_is_refused():
 
 
 def nothing_to_resume():
-    need_resume()
     with Place() as place:
         reference = place.reference()
         result = place.run(place.train("--resume", slots=2))
@@ -296,7 +286,7 @@ def single_slot_leaves_nothing():
         nothing_left(place.drive)
 
 
-main({"kills": [killed_uring, killed_threads, killed_measured],
+main({"kills": [killed_uring, killed_threads, killed_measured, killed_on_three_drives],
       "writes": [killed_at_every_write, interrupted, stopped_and_continued],
       "two_runs": [second_is_refused, started_at_the_same_time, looked_at_beside_a_run,
                    stopped_holder,

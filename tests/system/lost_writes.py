@@ -1,8 +1,9 @@
-"""The power fails with a drive that has a cache: of the writes since the last flush, any may be there,
-any may be missing, and any may be torn between two sectors.
+"""The power fails with a drive that has a cache: of the writes since the last flush, any may be
+there, any may be missing, and any may be torn between two sectors.
 
-strace records every write and flush of a run; many instants of it are rebuilt as such a drive could
-have left them. Each must be continued exactly, from the newest commit that was flushed or a later one.
+strace records every write and flush of a run; many instants of it are rebuilt as such a drive
+could have left them. Each must be continued exactly, from the newest commit that was flushed or a
+later one.
 """
 
 import collections
@@ -10,16 +11,18 @@ import os
 import random
 import re
 
-from harness import (Place, Skip, expect, has, main, must_equal, need_strace, say)
+from harness import expect, main, must_equal, need_strace, Place, say
 
 TINY = ["--layers", "1", "--width", "2", "--heads", "1", "--context", "1", "--batch", "1",
         "--segment", "4KiB"]
 STEPS = 6
 SECTOR = 512
-INSTANTS = 60
-LOSSES = 3  # ways to lose, for each instant
+INSTANTS = 40
+LOSSES = 2  # ways to lose, for each instant
 CALL = re.compile(rb'^(\d+)\s+(pwrite64|fdatasync|fsync|ftruncate|fallocate)\(\d+<([^>]*)>(?:, )?'
                   rb'(.*)\)\s+= (-?\d+)', re.MULTILINE)
+
+WRITTEN = re.compile(rb'"((?:\\x[0-9a-f]{2})*)", (\d+), (\d+)$')
 
 Event = collections.namedtuple("Event", "kind path offset data")
 
@@ -50,7 +53,7 @@ def events_of(log):
         if not path.endswith("terrace.store") or int(result) < 0:
             continue
         if call == b"pwrite64":
-            data, count, offset = re.match(rb'"((?:\\x[0-9a-f]{2})*)", (\d+), (\d+)$', rest).groups()
+            data, count, offset = WRITTEN.match(rest).groups()
             data = unhex(data)
             expect(len(data) == int(count), "strace shows all of a write")
             events.append(Event("write", path, int(offset), data[:int(result)]))
@@ -142,8 +145,6 @@ def rebuild(drives, disk, keep):
 
 
 def survives(drives_of):
-    if not has("--resume"):
-        raise Skip("no --resume yet")
     need_strace()
     with Place() as place:
         drives = drives_of(place)
