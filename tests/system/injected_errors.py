@@ -77,7 +77,7 @@ def drive_errors():
     on_threads([(call, f"error={error}:when={when}", False)
                 for call in ["pread64", "pwrite64", "fdatasync"]
                 for error in ["EIO", "ENOSPC", "EDQUOT"]
-                for when in [str(random.randint(9, 60)), str(random.randint(9, 60)), "15+7", "20+"]
+                for when in [str(random.randint(9, 40)), "15+7", "20+"]
                 if call != "pread64" or error == "EIO"])
 
 
