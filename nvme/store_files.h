@@ -69,4 +69,7 @@ OpenedStore open_store(IoEngine& io, const StoreOptions& options);
 // caller reports.
 void unmake(IoEngine& io, const OpenedStore& opened) noexcept;
 
+// Removes what lies in the directories, under their locks; says what was removed.
+std::vector<std::string> discard_store(IoEngine& io, const StoreOptions& options);
+
 }  // namespace terrace

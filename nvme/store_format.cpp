@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <ctime>
 #include <string_view>
 
 #include "nvme/checksum.h"
@@ -259,6 +260,15 @@ DecodedSuperblock decode_superblock(const SuperblockHeader& header,
   return decoded;
 }
 
+std::string time_text(std::int64_t unix_time) {
+  const auto time = static_cast<std::time_t>(unix_time);
+  std::tm utc{};
+  char text[40] = "";
+  if (::gmtime_r(&time, &utc) == nullptr) return text;
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &utc);
+  return text;
+}
+
 std::size_t most_trainer_bytes() { return (kRecordBytes - kStorePage).count; }
 
 std::vector<std::byte> encode(const CommitRecord& record) {
@@ -296,6 +306,13 @@ DecodedRecord decode_record(std::span<const std::byte> bytes) {
       fields.bytes_written, fields.unix_time, fields.drive, fields.table,
       std::string(reinterpret_cast<const char*>(trainer.data()), fields.trainer_bytes)};
   return decoded;
+}
+
+bool looks_like_record(std::span<const std::byte> bytes) {
+  std::uint64_t magic = 0;
+  if (bytes.size() < sizeof magic) return false;
+  std::memcpy(&magic, bytes.data(), sizeof magic);
+  return magic == kRecordMagic;
 }
 
 std::string table_problem(std::span<const TableEntry> entries, const StoreGeometry& geometry,

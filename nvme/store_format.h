@@ -39,6 +39,7 @@ struct SuperblockHeader {
   Bytes text_bytes;  // of each copy, whole pages
   std::uint64_t text_used = 0;
   std::uint64_t text_checksum = 0;
+  friend bool operator==(const SuperblockHeader&, const SuperblockHeader&) = default;
 };
 struct DecodedHeader {
   std::optional<SuperblockHeader> header;
@@ -81,6 +82,9 @@ struct CommitRecord {
   std::string trainer;               // the trainer's own bytes
 };
 
+// "2026-01-31 12:00:00 UTC"
+std::string time_text(std::int64_t unix_time);
+
 // The most trainer bytes that a record takes.
 std::size_t most_trainer_bytes();
 // The page that counts, and whole pages of the trainer's bytes.
@@ -91,6 +95,8 @@ struct DecodedRecord {
   bool blank = false;  // never written, whatever lies behind the page that counts
 };
 DecodedRecord decode_record(std::span<const std::byte> bytes);
+// Whether a record begins here, sound or not.
+bool looks_like_record(std::span<const std::byte> bytes);
 
 // "" when every entry lies where one of this drive may lie, in order; otherwise what is wrong.
 std::string table_problem(std::span<const TableEntry> entries, const StoreGeometry& geometry,
