@@ -88,7 +88,7 @@ class Opener {
     }
     if (outlook.state == StoreOutlook::State::empty) {
       opened.notes.push_back(path(found.front()) +
-                             " was left by a run that ended before its first commit: " +
+                             " was left by a run that ended before its first commit did: " +
                              (options_.mode == StoreMode::resume ? "training starts anew"
                                                                  : "it is replaced"));
       return;

@@ -66,7 +66,9 @@ struct TableEntry {
 };
 static_assert(sizeof(TableEntry) == kTableEntryBytes);
 
-// Makes a whole step current on one drive, once it is durable on all.
+// Makes a whole step current on one drive, once it is durable on all. A page that counts, of which
+// only the first sector is used, so that a power cut leaves the old one or the new one; before it
+// is written the trainer's bytes lie behind it, durable like everything else it speaks of.
 struct CommitRecord {
   std::uint64_t store = 0;
   std::uint64_t generation = 0;      // of the commit: grows by one, never used twice
@@ -85,12 +87,12 @@ std::string time_text(std::int64_t unix_time);
 
 // The most trainer bytes that a record takes.
 std::size_t most_trainer_bytes();
-// Whole pages.
+// The page that counts, and whole pages of the trainer's bytes.
 std::vector<std::byte> encode(const CommitRecord& record);
 struct DecodedRecord {
   std::optional<CommitRecord> record;
   std::string why_not;
-  bool blank = false;  // never written
+  bool blank = false;  // never written, whatever lies behind the page that counts
 };
 DecodedRecord decode_record(std::span<const std::byte> bytes);
 // Whether a record begins here, sound or not.

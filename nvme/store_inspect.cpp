@@ -126,6 +126,13 @@ const Superblock* InspectedStore::sound() const {
   return nullptr;
 }
 
+bool InspectedStore::at_first_commit() const {
+  constexpr std::uint64_t kFirst = 1;
+  return std::all_of(std::begin(record), std::end(record), [](const DecodedRecord& found) {
+    return found.record ? found.record->generation == kFirst : found.blank;
+  });
+}
+
 InspectedStore inspect_store(IoEngine& engine, FileId file) {
   BlockingIo io(engine);
   InspectedStore found;
@@ -217,13 +224,8 @@ std::string damage_of(const InspectedStore& drive) {
 // No drive begins a commit before the one before it is complete on all of them: when the first is
 // the only one and some drives know of none, it was cut short.
 bool first_commit_cut_short(const std::vector<InspectedStore>& drives) {
-  for (const auto& drive : drives) {
-    for (std::size_t i = 0; i < 2; ++i) {
-      const auto& record = drive.record[i];
-      if (record.record ? record.record->generation != 1 : !record.blank) return false;
-    }
-  }
-  return true;
+  return std::all_of(drives.begin(), drives.end(),
+                     [](const InspectedStore& drive) { return drive.at_first_commit(); });
 }
 
 }  // namespace
