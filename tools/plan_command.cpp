@@ -6,6 +6,7 @@
 
 #include "runtime/planner.h"
 #include "terrace/error.h"
+#include "tiers/drive_facts.h"
 #include "tiers/topology.h"
 #include "tools/commands.h"
 #include "tools/options.h"
