@@ -163,8 +163,14 @@ Knee find_knee(const std::vector<SweepCell>& cells) {
     return knee;
   }
   std::uint64_t least = ~std::uint64_t{0};
+  double most = 0;
   for (const auto& [cell, gb_s, skipped] : cells) {
     const double share = share_of(cells, cell.block_bytes, cell.depth, marks);
+    if (share > most) {
+      most = share;
+      knee.best_block_bytes = cell.block_bytes;
+      knee.best_depth = cell.depth;
+    }
     if (share < 1 - knee.tolerance) continue;
     const bool better =
         in_flight(cell) < least || (in_flight(cell) == least && cell.depth < knee.depth);
@@ -175,6 +181,8 @@ Knee find_knee(const std::vector<SweepCell>& cells) {
     knee.depth = cell.depth;
     knee.share = share;
   }
+  knee.reason =
+      "the smallest within " + percent(knee.tolerance) + " of the best for reads and writes alike";
   if (!knee.found) {
     knee.why_not = "no setting is within " + percent(knee.tolerance) +
                    " of the best for reads and writes alike; look at the heat maps";

@@ -62,9 +62,12 @@ struct Knee {
   bool found = false;
   std::uint64_t block_bytes = 0;
   std::uint32_t depth = 0;
-  double share = 0;      // of the best, in the pattern where it is least
+  double share = 0;                    // of the best, in the pattern where it is least
+  std::uint64_t best_block_bytes = 0;  // the setting whose share is the highest
+  std::uint32_t best_depth = 0;
   double tolerance = 0;  // that was allowed
   double noise = 0;      // the usual spread of a cell that is near the best
+  std::string reason;    // why this one
   std::string why_not;   // "too noisy: ..." or "nothing was measured"
 };
 

@@ -129,7 +129,14 @@ json to_json(const bench::Knee& knee, const DriveResult& drive) {
               {"depth", knee.depth},          {"threads", 1},
               {"share_of_best", knee.share},  {"tolerance", knee.tolerance},
               {"noise", knee.noise}};
-  if (drive.against_default) out["against_default"] = to_json(drive.against_default->ratio);
+  out["reason"] = knee.reason;
+  out["against_default"] = json::array();
+  for (const auto& duel : drive.duels) {
+    auto entry = to_json(duel.ratio);
+    entry["block_bytes"] = duel.block_bytes;
+    entry["depth"] = duel.depth;
+    out["against_default"].push_back(entry);
+  }
   return out;
 }
 

@@ -21,6 +21,7 @@ constexpr std::uint64_t kLargeBlock = std::uint64_t{4} << 20;
 constexpr std::size_t kMostPairs = 40;
 constexpr double kFioOverheadSeconds = 0.35;  // fio's start and end
 constexpr double kSliceOverheadSeconds = 0.03;
+constexpr double kNotSlower = 0.98;  // of the default's speed
 
 Nanoseconds now() { return steady_clock().now(); }
 
@@ -86,30 +87,59 @@ std::string disturbance_text(const bench::Disturbance& disturbance) {
   return text + fmt::format(" in {:.0f} s", disturbance.seconds);
 }
 
-// The recommendation against what the runtime does without one, on the traffic that counts.
+// The knee, the best and what the runtime does by default, in rotation on the traffic that counts:
+// the one with the fewest bytes in flight that is not slower than the default is recommended.
 void DriveSession::duel(Nanoseconds deadline) {
+  if (!result_.knee.found) return;
   const IoEngineOptions runtime;
+  const auto& knee = result_.knee;
   const Cell usual{Pattern::optimizer_step, runtime.block.count, runtime.queue_depth, 1};
-  const auto ours = setting(Pattern::optimizer_step);
-  if (!result_.knee.found || !drive_->can(usual) || ours == usual) return;
+  std::vector<Cell> rivals{usual};
+  const auto enter = [&](const Cell& cell) {
+    if (std::ranges::find(rivals, cell) == rivals.end() && drive_->can(cell)) {
+      rivals.push_back(cell);
+    }
+  };
+  enter(setting(Pattern::optimizer_step));
+  enter({Pattern::optimizer_step, knee.best_block_bytes, knee.best_depth, 1});
+  if (rivals.size() < 2 || !drive_->can(usual)) return;
   options_.progress("recommended against default");
-  const auto length = pair_slice(deadline - now(), 1, kSliceOverheadSeconds, 0.4);
-  Series series;
-  while (series.size() < kMostPairs && now() + 2 * length < deadline && writes_allowed()) {
-    series.add([&] { return drive_->measure(ours, slice(ours, length)).gb_s; },
-               [&] { return drive_->measure(usual, slice(usual, length)).gb_s; });
-    if (stopped()) return;
+  const auto length = pair_slice(deadline - now(), static_cast<double>(rivals.size()) / 2,
+                                 kSliceOverheadSeconds, 0.4);
+  std::vector<std::vector<double>> seen(rivals.size());
+  while (seen.back().size() < kMostPairs && writes_allowed() &&
+         now() + static_cast<int>(rivals.size()) * length < deadline) {
+    const auto first = seen.back().size() % rivals.size();
+    for (std::size_t i = 0; i < rivals.size(); ++i) {
+      const auto turn = (first + i) % rivals.size();
+      seen[turn].push_back(drive_->measure(rivals[turn], slice(rivals[turn], length)).gb_s);
+      if (stopped()) return;
+    }
   }
-  Versus versus{fmt::format("optimizer step, recommended {} against the default {}",
-                            cell_text(ours), cell_text(usual)),
-                Pattern::optimizer_step, ours.block_bytes, ours.depth,
-                bench::compare_pairs(series.first, series.second)};
-  if (!versus.ratio.too_noisy && versus.ratio.interval.high < 1) {
-    result_.knee.block_bytes = usual.block_bytes;
-    result_.knee.depth = usual.depth;
-    versus.what += ", which is faster and recommended instead";
+  judge_duel(rivals, seen);
+}
+
+void DriveSession::judge_duel(const std::vector<Cell>& rivals,
+                              const std::vector<std::vector<double>>& seen) {
+  const auto in_flight = [](const Cell& cell) { return cell.block_bytes * cell.depth; };
+  const auto& usual = rivals.front();
+  auto& knee = result_.knee;
+  Cell chosen = usual;
+  for (std::size_t i = 1; i < rivals.size(); ++i) {
+    const auto ratio = bench::compare_pairs(seen[i], seen[0]);
+    result_.duels.push_back(
+        {fmt::format("{} against the default {}", cell_text(rivals[i]), cell_text(usual)),
+         Pattern::optimizer_step, rivals[i].block_bytes, rivals[i].depth, ratio});
+    const bool good = ratio.ratio >= kNotSlower;
+    if (good && (chosen == usual || in_flight(rivals[i]) < in_flight(chosen))) {
+      chosen = rivals[i];
+    }
   }
-  result_.against_default = std::move(versus);
+  if (chosen == usual) {
+    knee.reason = "the runtime's default: what needs less in flight was slower for the optimizer";
+  }
+  knee.block_bytes = chosen.block_bytes;
+  knee.depth = chosen.depth;
 }
 
 void DriveSession::threads(Nanoseconds deadline) {
@@ -124,7 +154,7 @@ void DriveSession::threads(Nanoseconds deadline) {
       Cell cell = setting(each);
       cell.threads = count;
       if (!drive_->can(cell)) continue;
-      results.push_back({cell, {}, {}, {}, {}, {}, {}, {}, true});
+      results.push_back(CellResult::of(cell, true));
     }
   }
   while (!results.empty() && now() < deadline && !stopped() && writes_allowed()) {

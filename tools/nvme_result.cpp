@@ -6,6 +6,13 @@
 
 namespace terrace::cli {
 
+CellResult CellResult::of(const bench::Cell& cell, bool in_sweep) {
+  CellResult result;
+  result.cell = cell;
+  result.in_sweep = in_sweep;
+  return result;
+}
+
 void CellResult::add(const bench::Sample& sample) {
   gb_s.push_back(sample.gb_s);
   cpu_seconds_per_gb.push_back(sample.cpu_seconds_per_gb);

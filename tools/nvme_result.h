@@ -49,6 +49,7 @@ struct CellResult {
   std::optional<FioComparison> fio;
   bool in_sweep = false;
 
+  static CellResult of(const bench::Cell& cell, bool in_sweep = false);
   void add(const bench::Sample& sample);
   double median_gb_s() const { return bench::median(gb_s); }
   // Of the direction that the pattern is about: writes where it only writes, else reads.
@@ -64,7 +65,7 @@ struct Refused {
 
 // Two settings or engines measured in turn.
 struct Versus {
-  std::string what;  // "optimizer_step: 1.00 MiB x 4 against the default 1.00 MiB x 32"
+  std::string what;  // "1.00 MiB x 4 against the default 1.00 MiB x 32"
   bench::Pattern pattern = bench::Pattern::read;
   std::uint64_t block_bytes = 0;
   std::uint32_t depth = 0;
@@ -81,7 +82,7 @@ struct DriveResult {
   std::string system_calls_note;
   std::vector<CellResult> cells;
   bench::Knee knee;
-  std::optional<Versus> against_default;
+  std::vector<Versus> duels;    // settings over the runtime's default, by the optimizer's traffic
   std::vector<Versus> engines;  // threads over io_uring
   std::optional<bench::Cliff> cliff;
   std::vector<double> sustained_gb_s;  // over equal times, for the picture

@@ -132,8 +132,7 @@ bool DriveSession::open() {
 bool DriveSession::fill(Nanoseconds deadline) {
   options_.progress("first write");
   PhaseProof proof(*this, "first write");
-  CellResult cell{
-      {Pattern::first_write, kUsualBlock, kUsualDepth, 1}, {}, {}, {}, {}, {}, {}, {}, false};
+  auto cell = CellResult::of({Pattern::first_write, kUsualBlock, kUsualDepth, 1});
   const auto part = round_up(file_bytes_.count / kFillParts, kUsualBlock);
   while (drive_->written_bytes() < file_bytes_.count && now() < deadline && !stopped()) {
     cell.add(drive_->fill(part, kUsualBlock, kUsualDepth, deadline - now()));
@@ -161,9 +160,7 @@ void DriveSession::sweep(Nanoseconds deadline) {
   std::erase_if(cells, [&](const Cell& cell) { return !drive_->can(cell); });
   bench::Sweep sweep(cells, options_.seed);
   std::vector<CellResult> results;
-  for (const auto& cell : cells) {
-    results.push_back({cell, {}, {}, {}, {}, {}, {}, {}, true});
-  }
+  for (const auto& cell : cells) results.push_back(CellResult::of(cell, true));
   PhaseProof proof(*this, "sweep");
   const auto before = bench::machine_counters(facts().folder);
   std::size_t visits = 0;
@@ -201,7 +198,7 @@ void DriveSession::pattern(Pattern pattern, Nanoseconds length) {
   timing.timeline_step = milliseconds(2);
   const auto sample = drive_->measure(cell, timing);
   if (!sample.complete) return;
-  CellResult result{cell, {}, {}, {}, {}, {}, {}, {}, false};
+  auto result = CellResult::of(cell);
   result.add(sample);
   // One run without a pause in it, cut into windows: a throttle's burst cannot flatter it.
   auto windows = bench::speeds_of(sample.timeline, kWindows + 1);
@@ -237,7 +234,7 @@ void DriveSession::sustained(Nanoseconds deadline) {
   Timing timing{kWarmUp, length, length / 2000, limit - written};
   const auto sample = drive_->measure(cell, timing);
   if (stopped()) return;
-  CellResult result{cell, {}, {}, {}, {}, {}, {}, {}, false};
+  auto result = CellResult::of(cell);
   result.add(sample);
   result_.cells.push_back(std::move(result));
   if (!proof.holds()) return;

@@ -74,6 +74,8 @@ class DriveSession {
   void pattern(bench::Pattern pattern, Nanoseconds length);
   void sustained(Nanoseconds deadline);
   void duel(Nanoseconds deadline);
+  void judge_duel(const std::vector<bench::Cell>& rivals,
+                  const std::vector<std::vector<double>>& seen);
   void threads(Nanoseconds deadline);
   void engines(Nanoseconds deadline);
   void compare_with_fio(Nanoseconds deadline);

@@ -85,18 +85,20 @@ void fio_table(Out out, const DriveResult& drive) {
   }
 }
 
+std::string ratio_text(const bench::PairedRatio& ratio) {
+  return fmt::format("{:.3f} [{:.3f}, {:.3f}]{}", ratio.ratio, ratio.interval.low,
+                     ratio.interval.high, ratio.too_noisy ? " too noisy" : "");
+}
+
 void versus_lines(Out out, const DriveResult& drive) {
-  const auto show = [&](const Versus& versus) {
-    fmt::format_to(out, "  {:<66}{:.3f} [{:.3f}, {:.3f}]{}\n", versus.what, versus.ratio.ratio,
-                   versus.ratio.interval.low, versus.ratio.interval.high,
-                   versus.ratio.too_noisy ? " too noisy" : "");
-  };
-  if (!drive.engines.empty()) fmt::format_to(out, "\n  threads over io_uring\n");
-  for (const auto& versus : drive.engines) show(versus);
+  if (!drive.engines.empty()) fmt::format_to(out, "\n  thread engine over io_uring\n");
+  for (const auto& versus : drive.engines) {
+    fmt::format_to(out, "  {:<40}{}\n", versus.what, ratio_text(versus.ratio));
+  }
   for (const auto& cell : drive.cells) {
     if (cell.cell.threads < 2 || drive.of(cell.cell.pattern) == nullptr) continue;
     const double one = drive.of(cell.cell.pattern)->median_gb_s();
-    fmt::format_to(out, "  {:<66}{:.2f} GB/s, {:.2f} times one thread's\n",
+    fmt::format_to(out, "  {:<40}{:.2f} GB/s, {:.2f} times one thread's\n",
                    fmt::format("{}, {}", bench::to_string(cell.cell.pattern), cell_text(cell.cell)),
                    cell.median_gb_s(), one > 0 ? cell.median_gb_s() / one : 0);
   }
@@ -126,15 +128,10 @@ void recommendation(Out out, const DriveResult& drive) {
                    disturbance_text(drive.disturbance));
     return;
   }
-  fmt::format_to(out,
-                 "\n  recommended: block {} and queue depth {}, the smallest within {:.0f} % of "
-                 "the best for reads and writes\n",
-                 to_string(Bytes{knee.block_bytes}), knee.depth, 100 * knee.tolerance);
-  if (drive.against_default) {
-    const auto& versus = *drive.against_default;
-    fmt::format_to(out, "  {}: {:.3f} [{:.3f}, {:.3f}]{}\n", versus.what, versus.ratio.ratio,
-                   versus.ratio.interval.low, versus.ratio.interval.high,
-                   versus.ratio.too_noisy ? " (too noisy to tell)" : "");
+  fmt::format_to(out, "\n  recommended: block {} and queue depth {}, {}\n",
+                 to_string(Bytes{knee.block_bytes}), knee.depth, knee.reason);
+  for (const auto& duel : drive.duels) {
+    fmt::format_to(out, "  optimizer step, {}: {}\n", duel.what, ratio_text(duel.ratio));
   }
 }
 
@@ -180,34 +177,30 @@ std::string days_text(double days) {
   return days < 730 ? fmt::format("{:.0f} days", days) : fmt::format("{:.1f} years", days / 365.25);
 }
 
-void verdict_line(Out out, const BenchResult& result, const ModelVerdict& model) {
+std::string bytes_text(double bytes) { return to_string(Bytes{static_cast<std::uint64_t>(bytes)}); }
+
+void verdict_line(Out out, const ModelVerdict& model) {
   const auto& verdict = model.verdict;
-  fmt::format_to(out, "  {:<7}{:>10} read and {:>10} written a step, {} to {} on {}", model.name,
-                 to_string(Bytes{static_cast<std::uint64_t>(verdict.read_bytes_per_step)}),
-                 to_string(Bytes{static_cast<std::uint64_t>(verdict.written_bytes_per_step)}),
-                 duration_text(verdict.drive_seconds),
-                 verdict.serial_seconds ? "move" : "move, beneath as much compute it hides",
-                 result.drives.size() == 1 ? "this drive"
-                                           : fmt::format("these {} drives", result.drives.size()));
-  fmt::format_to(out, "\n");
+  fmt::format_to(out, "  {:<8}{:>14}{:>14}{:>12}", model.name,
+                 bytes_text(verdict.read_bytes_per_step),
+                 bytes_text(verdict.written_bytes_per_step), duration_text(verdict.drive_seconds));
   if (verdict.serial_seconds) {
-    fmt::format_to(
-        out, "  {:<7}step {} serial, {} overlapped: {}", "", duration_text(*verdict.serial_seconds),
-        duration_text(*verdict.overlapped_seconds),
-        *verdict.hides ? "the drive hides behind compute" : "the drive is the bottleneck");
-    if (verdict.needed_gb_s) {
-      fmt::format_to(out, "; {:.1f} GB/s would hide, {} such drive{}", *verdict.needed_gb_s,
-                     *verdict.drives_needed, *verdict.drives_needed == 1 ? "" : "s");
-    }
-    fmt::format_to(out, "\n");
+    fmt::format_to(out, "{:>12}{:>12}  {}", duration_text(*verdict.serial_seconds),
+                   duration_text(*verdict.overlapped_seconds),
+                   *verdict.hides ? "hides" : "does not hide");
+    fmt::format_to(out, ": {:.1f} GB/s needed, {} such drive{}", *verdict.needed_gb_s,
+                   *verdict.drives_needed, *verdict.drives_needed == 1 ? "" : "s");
+  } else {
+    fmt::format_to(out, "  hides beneath {} of compute", duration_text(verdict.seconds_to_hide));
   }
+  fmt::format_to(out, "\n");
   if (verdict.steps_to_wear_out) {
-    fmt::format_to(out, "  {:<7}rated endurance lasts {:.0f} steps, {}\n", "",
+    fmt::format_to(out, "  {:<8}the rated endurance lasts {:.0f} steps, {}\n", "",
                    *verdict.steps_to_wear_out, days_text(*verdict.days_to_wear_out));
   }
   if (model.fits && !*model.fits) {
-    fmt::format_to(out, "  {:<7}does not fit: {} are stored, more than what is free\n", "",
-                   to_string(Bytes{static_cast<std::uint64_t>(verdict.stored_bytes)}));
+    fmt::format_to(out, "  {:<8}does not fit: {} are stored, more than what is free\n", "",
+                   bytes_text(verdict.stored_bytes));
   }
 }
 
@@ -222,7 +215,10 @@ void verdict_lines(Out out, const BenchResult& result) {
                  "{:.2f},\nlasting write {:.2f}, optimizer step {:.2f} GB/s per drive)\n",
                  result.speeds->read_gb_s, result.speeds->write_gb_s,
                  result.speeds->optimizer_gb_s);
-  for (const auto& model : result.verdicts) verdict_line(out, result, model);
+  fmt::format_to(out, "  {:<8}{:>14}{:>14}{:>12}", "model", "read/step", "written/step", "drive");
+  if (result.compute_seconds) fmt::format_to(out, "{:>12}{:>12}", "serial", "overlapped");
+  fmt::format_to(out, "\n");
+  for (const auto& model : result.verdicts) verdict_line(out, model);
 }
 
 }  // namespace

@@ -57,6 +57,7 @@ TEST(Knee, IsTheSmallestSettingThatIsGoodEnough) {
   EXPECT_EQ(knee.block_bytes * knee.depth, 2 * kMiB);
   EXPECT_EQ(knee.depth, 2U) << "of equal settings the shallower";
   EXPECT_GT(knee.share, 0.95);
+  EXPECT_GE(knee.best_block_bytes * knee.best_depth, 2 * kMiB);
 }
 
 TEST(Knee, SuitsReadsAndWritesAlike) {
