@@ -1,4 +1,4 @@
-// Slices in the order in which they come, each cut over all workers.
+// Jobs in the order in which they come, each cut over all workers.
 #include <oneapi/tbb/blocked_range.h>
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/partitioner.h>
@@ -16,6 +16,7 @@
 #include <thread>
 #include <utility>
 
+#include "cpu_adam/adam_run.h"
 #include "terrace/adam.h"
 #include "terrace/error.h"
 #include "terrace/pacer.h"
@@ -23,30 +24,11 @@
 namespace terrace {
 namespace {
 
-// What one worker takes at a time: about a MiB of traffic, so that handing it over costs little and
-// the last worker to finish is soon done.
-constexpr std::uint64_t kTileElements = 1 << 15;
-
 int usable_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
   if (::sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
   return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));  // beyond 1024 cores
-}
-
-AdamSlice part(const AdamSlice& slice, std::uint64_t first, std::uint64_t end) {
-  AdamSlice result = slice;
-  result.gradient = static_cast<const std::byte*>(slice.gradient) +
-                    first * size_of(slice.gradient_dtype).count;
-  result.master_weight += first;
-  result.momentum += first;
-  result.variance += first;
-  if (slice.parameter != nullptr) {
-    result.parameter = static_cast<std::byte*>(slice.parameter) +
-                       first * size_of(slice.parameter_dtype).count;
-  }
-  result.elements = end - first;
-  return result;
 }
 
 class TbbAdamPool final : public AdamPool {
@@ -69,12 +51,14 @@ class TbbAdamPool final : public AdamPool {
 
   int threads() const override { return threads_; }
 
-  void submit(Ticket ticket, const AdamScalars& scalars, const AdamSlice& slice) override {
-    {
-      const std::lock_guard lock(mutex_);
-      jobs_.push_back({ticket, scalars, slice, steady_clock().now()});
-    }
-    filled_.notify_one();
+  void submit(Ticket ticket, const AdamScalars& scalars, AdamRun run) override {
+    check(run);
+    enqueue({ticket, scalars, std::move(run), {}, steady_clock().now()});
+  }
+
+  void submit_hash(Ticket ticket, const HashJob& job) override {
+    check(job);
+    enqueue({ticket, {}, {}, job, steady_clock().now()});
   }
 
   std::size_t poll(std::vector<Completion>& completions) override {
@@ -91,12 +75,30 @@ class TbbAdamPool final : public AdamPool {
   }
 
  private:
+  // A run, or a hash job where hashing.hash is set.
   struct Job {
     Ticket ticket;
     AdamScalars scalars;
-    AdamSlice slice;
+    AdamRun run;
+    HashJob hashing;
     Nanoseconds submitted;
+
+    bool hashes() const { return hashing.hash != nullptr; }
+    std::uint64_t tiles() const { return hashes() ? tiles_of(hashing) : tiles_of(run); }
+    std::uint64_t bytes() const { return hashes() ? hashing.size.count : updated_bytes(run); }
+    void work(std::uint64_t tile) const {
+      if (hashes()) return hash_tile(hashing, tile);
+      update_tile(scalars, run, tile);
+    }
   };
+
+  void enqueue(Job job) {
+    {
+      const std::lock_guard lock(mutex_);
+      jobs_.push_back(std::move(job));
+    }
+    filled_.notify_one();
+  }
 
   void drive() {
     ::pthread_setname_np(::pthread_self(), "terrace-adam");
@@ -105,7 +107,7 @@ class TbbAdamPool final : public AdamPool {
       std::unique_lock lock(mutex_);
       filled_.wait(lock, [&] { return stop_ || !jobs_.empty(); });
       if (jobs_.empty()) return;
-      const Job job = jobs_.front();
+      const Job job = std::move(jobs_.front());
       jobs_.pop_front();
       lock.unlock();
       const auto completion = run(job);
@@ -118,45 +120,39 @@ class TbbAdamPool final : public AdamPool {
   }
 
   // The pacer counts from the submission, not from when this thread woke up for it: being late is
-  // made up by the next slice.
+  // made up by the next run.
   Completion run(const Job& job) {
-    const std::uint64_t bytes =
-        job.slice.elements *
-        adam_bytes_per_element(job.slice.gradient_dtype, job.slice.parameter_dtype);
     const auto start = steady_clock().now();
-    if (threads_ == 1 || job.slice.elements <= kTileElements) {
-      adam_update(job.scalars, job.slice);
+    const auto tiles = job.tiles();
+    if (threads_ == 1 || tiles <= 1) {
+      for (std::uint64_t tile = 0; tile < tiles; ++tile) job.work(tile);
     } else {
-      update_in_parallel(job);
+      work_in_parallel(job, tiles);
     }
-    if (pacer_.active()) {
-      steady_clock().sleep_until(pacer_.reserve(job.submitted, bytes).end);
+    if (pacer_.active() && !job.hashes()) {
+      steady_clock().sleep_until(pacer_.reserve(job.submitted, job.bytes()).end);
     }
-    return {job.ticket, 0, bytes, start, steady_clock().now()};
+    return {job.ticket, 0, job.bytes(), start, steady_clock().now()};
   }
 
   // Elements do not depend on one another, so the cut never shows in the result.
-  void update_in_parallel(const Job& job) {
-    const auto tiles = (job.slice.elements + kTileElements - 1) / kTileElements;
+  void work_in_parallel(const Job& job, std::uint64_t tiles) {
     shared_job_ = &job;
     open_tiles_.store(tiles, std::memory_order_release);
     arena_.execute([&] {
       tbb::parallel_for(
           tbb::blocked_range<std::uint64_t>(0, tiles),
           [this](const auto& some) {
-            for (auto tile = some.begin(); tile != some.end(); ++tile) update_tile(tile);
+            for (auto tile = some.begin(); tile != some.end(); ++tile) take(tile);
           },
           tbb::simple_partitioner());
     });
     TERRACE_CHECK(open_tiles_.load(std::memory_order_acquire) == 0);
   }
 
-  void update_tile(std::uint64_t tile) {
+  void take(std::uint64_t tile) {
     TERRACE_CHECK(open_tiles_.load(std::memory_order_acquire) > 0);
-    const Job& job = *shared_job_;
-    const std::uint64_t first = tile * kTileElements;
-    const std::uint64_t end = std::min(first + kTileElements, job.slice.elements);
-    adam_update(job.scalars, part(job.slice, first, end));
+    shared_job_->work(tile);
     open_tiles_.fetch_sub(1, std::memory_order_release);
   }
 
@@ -164,8 +160,8 @@ class TbbAdamPool final : public AdamPool {
   tbb::task_arena arena_;
   Pacer pacer_;                        // the driver's
   const Job* shared_job_ = nullptr;    // the driver's; workers read it once they saw open_tiles_
-  // Proves that every tile was updated, and hands the memory to the workers and back in a way that
-  // ThreadSanitizer understands: it cannot look into TBB.
+  // Proves that every tile was worked on, and hands the memory to the workers and back in a way
+  // that ThreadSanitizer understands: it cannot look into TBB.
   std::atomic<std::uint64_t> open_tiles_{0};
   std::mutex mutex_;
   std::condition_variable filled_;

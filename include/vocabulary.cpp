@@ -91,7 +91,7 @@ std::string_view to_string(Content content) {
 std::string_view to_string(Lane lane) {
   return name_of(std::array<std::string_view, kLaneCount>{"nvme_read", "nvme_write",
                                                           "host_to_device", "device_to_host",
-                                                          "adam", "compute"},
+                                                          "adam", "compute", "commit"},
                  lane);
 }
 

@@ -11,6 +11,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <new>
+#include <optional>
 #include <utility>
 
 #include "terrace/error.h"
@@ -52,16 +54,39 @@ Error failure(const std::string& what, const std::string& path, int error) {
           what + " " + path + " failed: " + std::strerror(error) + "; " + remedy(error, path)};
 }
 
-Error no_space(const IoFileOptions& options, int error) {
-  std::string free = "unknown";
+// Free for this process, on the file system of `directory`; nothing when that cannot be told.
+std::optional<std::uint64_t> free_space(const std::string& directory) {
   struct statvfs space {};
-  if (::statvfs(directory_of(options.path).c_str(), &space) == 0) {
-    free = to_string(Bytes{space.f_bavail * static_cast<std::uint64_t>(space.f_frsize)});
-  }
+  if (::statvfs(directory.c_str(), &space) != 0) return {};
+  return space.f_bavail * static_cast<std::uint64_t>(space.f_frsize);
+}
+
+Error missing(const std::string& what, const std::string& path) {
+  return {ErrorCode::io, what + " " + path + " failed: there is no such file; check the path"};
+}
+
+Error no_space(const IoFileOptions& options, int error) {
+  const auto space = free_space(directory_of(options.path));
+  const std::string free = space ? to_string(Bytes{*space}) : "unknown";
   return {ErrorCode::io, "reserving " + std::to_string(options.size.count) + " bytes (" +
                              to_string(options.size) + ") for " + options.path + " failed: " +
                              std::strerror(error) + "; free there: " + free +
                              "; lower the nvme budget, or " + remedy(error, options.path)};
+}
+
+// Before anything is made: a reservation that is given back may have stopped another process.
+void check_kept_free(const IoFileOptions& options) {
+  const auto free = free_space(directory_of(options.path));
+  if (options.keep_free.count == 0 || !free) return;
+  if (options.keep_free.count <= *free && options.size.count <= *free - options.keep_free.count) {
+    return;
+  }
+  throw Error(ErrorCode::io,
+              "making " + options.path + " of " + std::to_string(options.size.count) + " bytes (" +
+                  to_string(options.size) + ") would not leave the " +
+                  to_string(options.keep_free) + " free that are to be kept; free there: " +
+                  to_string(Bytes{*free}) +
+                  "; lower the nvme budget, free space there or name another directory");
 }
 
 // The largest file that the process may write: past it the kernel would send SIGXFSZ, which kills.
@@ -79,29 +104,64 @@ auto uninterrupted(Call call) {
   return result;
 }
 
-// One direct write and one direct read of the first block: 0 or an errno value.
-int try_block(int descriptor, std::size_t bytes) {
-  const std::unique_ptr<void, void (*)(void*)> block(std::aligned_alloc(bytes, bytes), std::free);
-  if (block == nullptr) return ENOMEM;
-  std::memset(block.get(), 0, bytes);
-  if (uninterrupted([&] { return ::pwrite(descriptor, block.get(), bytes, 0); }) < 0) return errno;
-  if (uninterrupted([&] { return ::pread(descriptor, block.get(), bytes, 0); }) < 0) return errno;
-  return 0;
+// Makes what was done to the directory's names durable. 0 or an errno value.
+int sync_directory(const std::string& directory) {
+  const int descriptor = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) return errno;
+  const int error = uninterrupted([&] { return ::fsync(descriptor); }) == 0 ? 0 : errno;
+  ::close(descriptor);
+  return error == EINVAL ? 0 : error;  // a file system without such a thing
 }
+
+using Block = std::unique_ptr<std::byte, void (*)(void*)>;
+
+Block make_block(std::size_t bytes) {
+  Block block(static_cast<std::byte*>(std::aligned_alloc(bytes, bytes)), std::free);
+  if (block == nullptr) throw std::bad_alloc();
+  std::memset(block.get(), 0, bytes);
+  return block;
+}
+
+bool refuses_direct(int error) { return error == EINVAL || error == EOPNOTSUPP; }
 
 }  // namespace
 
+bool file_exists(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) == 0) return S_ISREG(status.st_mode);
+  if (errno == ENOENT || errno == ENOTDIR) return false;
+  throw failure("looking for", path, errno);
+}
+
+void remove_file(const std::string& path) {
+  if (::unlink(path.c_str()) != 0) {
+    if (errno == ENOENT) throw missing("removing", path);
+    throw failure("removing", path, errno);
+  }
+  const auto directory = directory_of(path);
+  if (const int error = sync_directory(directory)) throw failure("syncing", directory, error);
+}
+
 BlockFile::BlockFile(const IoFileOptions& options) {
   info_.path = options.path;
-  create(options);
+  info_.drive = options.drive;
+  info_.direct_note = "not asked for";
+  if (options.mode == IoFileMode::existing) {
+    find(options.path);
+  } else {
+    check_kept_free(options);
+    create(options);
+  }
   try {
-    info_.direct_note = "not asked for";
     if (options.direct) ask_direct(options.path);
-    reserve(options);
-    if (info_.direct) probe_direct(options);
+    if (options.mode == IoFileMode::existing) {
+      measure(options.path);
+    } else {
+      make(options);
+    }
   } catch (...) {
     close_descriptor();
-    if (!options.scratch) ::unlink(options.path.c_str());
+    if (options.mode == IoFileMode::create) ::unlink(options.path.c_str());
     throw;
   }
 }
@@ -120,20 +180,56 @@ void BlockFile::close_descriptor() noexcept {
 // Without O_DIRECT at first: an open that is refused for it may already have made the file.
 void BlockFile::create(const IoFileOptions& options) {
   const int flags = O_RDWR | O_CLOEXEC | O_EXCL;
-  bool named = !options.scratch;
-  if (options.scratch) {
+  const bool scratch = options.mode == IoFileMode::scratch;
+  bool named = !scratch;
+  if (scratch) {
     descriptor_ = ::open(directory_of(options.path).c_str(), flags | O_TMPFILE, 0600);
     named = descriptor_ < 0 && (errno == EOPNOTSUPP || errno == EISDIR);
   }
   if (named) descriptor_ = ::open(options.path.c_str(), flags | O_CREAT, 0600);
   if (descriptor_ < 0) throw failure("creating", options.path, errno);
-  if (!options.scratch) return;
+  if (!scratch) return;
   if (named && ::unlink(options.path.c_str()) != 0) {
     const int error = errno;
     close_descriptor();
     throw failure("removing the name of", options.path, error);
   }
   info_.path = "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(descriptor_);
+}
+
+// A file that is there, and nothing else: opening a pipe or a device can have effects of its own.
+void BlockFile::find(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+    throw Error(ErrorCode::io, "opening " + path + " failed: it is not a regular file; name one");
+  }
+  descriptor_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (descriptor_ >= 0) return;
+  if (errno == ENOENT) throw missing("opening", path);
+  if (errno != EACCES && errno != EPERM) throw failure("opening", path, errno);
+  throw Error(ErrorCode::io, "opening " + path + " failed: " + std::strerror(errno) +
+                                 "; make it readable and writable for this user");
+}
+
+// The size of a file that was there, and whether it takes direct transfers.
+void BlockFile::measure(const std::string& path) {
+  struct stat status {};
+  if (::fstat(descriptor_, &status) != 0) throw failure("measuring", path, errno);
+  const auto size = static_cast<std::uint64_t>(status.st_size);
+  info_.size = {size / info_.alignment * info_.alignment};
+  if (info_.direct && info_.size.count > 0) probe_read(path);
+}
+
+// Gives the new file its space, and its name for good.
+void BlockFile::make(const IoFileOptions& options) {
+  reserve(options);
+  if (info_.direct && info_.size.count > 0) probe_direct(options);
+  if (options.mode == IoFileMode::scratch) return;
+  if (uninterrupted([&] { return ::fsync(descriptor_); }) != 0) {
+    throw failure("syncing", options.path, errno);
+  }
+  const auto directory = directory_of(options.path);
+  if (const int error = sync_directory(directory)) throw failure("syncing", directory, error);
 }
 
 bool BlockFile::set_direct(bool on) {
@@ -176,16 +272,26 @@ void BlockFile::reserve(const IoFileOptions& options) {
                   "the nvme budget free there, or use ext4 or XFS";
 }
 
-// Some file systems accept the flag and refuse the transfer. The file is new: nothing is lost.
+// Some file systems accept the flag and refuse the transfer. The file is new: nothing is lost by
+// writing its first block.
 void BlockFile::probe_direct(const IoFileOptions& options) {
-  if (info_.size.count == 0) return;
-  const int error = try_block(descriptor_, info_.alignment);
-  if (error == 0) return;
-  if (error == ENOSPC || error == EDQUOT) throw no_space(options, error);
-  if (error != EINVAL && error != EOPNOTSUPP) {
-    throw failure("writing and reading the first block of", options.path, error);
-  }
-  if (!set_direct(false)) throw failure("leaving direct I/O on", options.path, errno);
+  const auto block = make_block(info_.alignment);
+  const auto write = [&] { return ::pwrite(descriptor_, block.get(), info_.alignment, 0); };
+  if (uninterrupted(write) >= 0) return probe_read(options.path);
+  if (errno == ENOSPC || errno == EDQUOT) throw no_space(options, errno);
+  if (!refuses_direct(errno)) throw failure("writing the first block of", options.path, errno);
+  leave_direct(options.path);
+}
+
+// Any other error is left to whoever needs that block.
+void BlockFile::probe_read(const std::string& path) {
+  const auto block = make_block(info_.alignment);
+  const auto read = [&] { return ::pread(descriptor_, block.get(), info_.alignment, 0); };
+  if (uninterrupted(read) < 0 && refuses_direct(errno)) leave_direct(path);
+}
+
+void BlockFile::leave_direct(const std::string& path) {
+  if (!set_direct(false)) throw failure("leaving direct I/O on", path, errno);
   info_.direct = false;
   info_.direct_note = "the file system refuses direct transfers; the page cache is used";
 }

@@ -1,16 +1,21 @@
-// A file whose space is reserved and that is accessed past the page cache where that is possible.
+// A file that is accessed past the page cache where that is possible; a new one has its space
+// reserved.
 #pragma once
 
 #include "terrace/io_engine.h"
 
 namespace terrace {
 
+// As IoEngine::exists() and remove() promise. Any thread.
+bool file_exists(const std::string& path);
+void remove_file(const std::string& path);
+
 // Owns the descriptor. Thread rule: one thread; the descriptor itself may be used by several.
 class BlockFile {
  public:
-  // As IoEngine::open() promises; the size is rounded up to the alignment. Scratch files are made
-  // in the parent directory of `path` and have no name: they are gone when the last descriptor is,
-  // however the process ends. info().path then leads to them through /proc.
+  // As IoEngine::open() promises; a new file's size is rounded up to the alignment. Scratch files
+  // are made in the parent directory of `path` and have no name: they are gone when the last
+  // descriptor is, however the process ends. info().path then leads to them through /proc.
   explicit BlockFile(const IoFileOptions& options);
   ~BlockFile();
   BlockFile(BlockFile&& other) noexcept;
@@ -23,9 +28,14 @@ class BlockFile {
 
  private:
   void create(const IoFileOptions& options);
+  void make(const IoFileOptions& options);
+  void find(const std::string& path);
+  void measure(const std::string& path);
   void ask_direct(const std::string& path);
   void reserve(const IoFileOptions& options);
   void probe_direct(const IoFileOptions& options);
+  void probe_read(const std::string& path);
+  void leave_direct(const std::string& path);
   bool set_direct(bool on);
   void close_descriptor() noexcept;
 

@@ -14,9 +14,10 @@ std::unique_ptr<IoEngine> make_uring_engine(const IoEngineOptions& options);
 // `notes` go into info(): why this engine and not another.
 std::unique_ptr<IoEngine> make_thread_engine(const IoEngineOptions& options,
                                              std::vector<std::string> notes);
-// Files in memory, for tests and machines without a drive; operations complete in order in reap().
-std::unique_ptr<IoEngine> make_memory_engine();
-// Holds back each completion until the throttle's deadline for it.
+// Files in memory that go with the engine, for tests and machines without a drive; operations
+// complete in order in reap(). See simulation.h for files that outlive it.
+std::unique_ptr<IoEngine> make_memory_engine(std::uint32_t drives = 1);
+// Holds back each completion until its drive's throttle lets it go.
 std::unique_ptr<IoEngine> make_throttled_engine(std::unique_ptr<IoEngine> engine, Throttle read,
                                                 Throttle write, Clock& clock);
 

@@ -44,11 +44,7 @@ void read_back(IoEngine& engine, FileId file, const LoadMemory& memory, std::uin
 struct LoadWorker::Tools {
   explicit Tools(const WorkerOptions& options)
       : memory(options.buffer_bytes, options.seed), engine(options.make_engine(options.engine)) {
-    IoFileOptions file_options;
-    file_options.path = options.directory + "/terrace.bench";
-    file_options.size = options.size;
-    file_options.scratch = true;
-    file = engine->open(file_options);
+    file = engine->open(options.file);
     const std::span<std::byte> whole = memory.whole();
     engine->register_buffers({&whole, 1});
   }

@@ -1,4 +1,4 @@
-// A thread that owns an I/O engine and a scratch file, and runs loads on it.
+// A thread that owns an I/O engine with one file, and runs loads on it.
 #pragma once
 
 #include <condition_variable>
@@ -15,8 +15,7 @@ namespace terrace::bench {
 using EngineFactory = std::function<std::unique_ptr<IoEngine>(const IoEngineOptions&)>;
 
 struct WorkerOptions {
-  std::string directory;           // where the scratch file is made
-  Bytes size;                      // of it
+  IoFileOptions file;
   std::uint64_t buffer_bytes = 0;  // the most that is in flight
   std::uint64_t seed = 0;          // of the data
   IoEngineOptions engine;
@@ -37,7 +36,7 @@ class LoadWorker {
  public:
   // Returns when the file is open; throws what opening it threw, and leaves nothing behind.
   explicit LoadWorker(const WorkerOptions& options);
-  // Waits for what was started. The file is gone afterwards, as it is when the process is killed.
+  // Waits for what was started.
   ~LoadWorker();
   LoadWorker(const LoadWorker&) = delete;
 

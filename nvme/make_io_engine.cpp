@@ -6,7 +6,7 @@ namespace {
 
 std::unique_ptr<IoEngine> choose(const IoEngineOptions& options) {
   switch (options.kind) {
-    case IoEngineKind::memory: return make_memory_engine();
+    case IoEngineKind::memory: return make_memory_engine(options.drives);
     case IoEngineKind::threads: return make_thread_engine(options, {});
     case IoEngineKind::io_uring:
 #ifdef TERRACE_HAVE_URING

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include "terrace/error.h"
@@ -54,24 +55,35 @@ std::uint64_t surely_written(std::uint64_t written, std::uint64_t wanted, std::u
 MeasuredDrive::MeasuredDrive(DriveOptions options) : options_(std::move(options)) {
   options_.engine.queue_depth = kMostDepth;
   options_.engine.block = {kMostBlock};
+  read_only_ = std::filesystem::is_regular_file(options_.path);
   add_worker();
+  if (read_only_) written_ = file().size.count;
 }
 
+// The first one makes the file; a scratch file has no name, but a path to the open one.
 void MeasuredDrive::add_worker() {
+  const bool first = workers_.empty();
   WorkerOptions worker;
-  worker.directory = options_.directory;
-  worker.size = workers_.empty() ? options_.size : options_.helper_size;
-  worker.buffer_bytes = workers_.empty() ? options_.buffer_bytes : options_.helper_buffer_bytes;
-  worker.seed = options_.seed + workers_.size();
+  worker.file.path = options_.path;
+  worker.file.mode = IoFileMode::existing;
+  if (!read_only_ && first) {
+    worker.file.path += "/terrace.bench";
+    worker.file.mode = IoFileMode::scratch;
+    worker.file.size = options_.size;
+  } else if (!read_only_) {
+    worker.file.path = file().path;
+  }
+  worker.buffer_bytes = first ? options_.buffer_bytes : options_.helper_buffer_bytes;
+  worker.seed = options_.seed;  // the same data, so that one can check what another wrote
   worker.engine = options_.engine;
   worker.make_engine = options_.make_engine;
   workers_.push_back(std::make_unique<LoadWorker>(worker));
-  written_.push_back(0);
 }
 
 Sample MeasuredDrive::fill(std::uint64_t bytes, std::uint64_t block_bytes, std::uint32_t depth,
                            Nanoseconds at_most) {
-  const auto begin = written_.front();
+  TERRACE_CHECK(!read_only_);
+  const auto begin = written_;
   const auto end = std::min(file().size.count, begin + bytes);
   LoadJob job{Pattern::first_write, block_bytes, begin, end, 0, {}};
   job.limits = {depth, Nanoseconds{0}, at_most, ~std::uint64_t{0}, Nanoseconds{0}, options_.stop};
@@ -79,33 +91,12 @@ Sample MeasuredDrive::fill(std::uint64_t bytes, std::uint64_t block_bytes, std::
   running_.clear();
   running_.push_back(workers_.front()->start(job));
   auto sample = finish();
-  written_.front() = begin + surely_written(sample.moved.written, end - begin, depth * block_bytes);
+  written_ = begin + surely_written(sample.moved.written, end - begin, depth * block_bytes);
   return sample;
 }
 
-void MeasuredDrive::prepare_threads(std::uint32_t threads, Nanoseconds at_most) {
-  std::vector<std::size_t> fresh;
-  while (workers_.size() < threads) {
-    fresh.push_back(workers_.size());
-    add_worker();
-  }
-  constexpr std::uint64_t kBlock = std::uint64_t{1} << 20;
-  constexpr std::uint32_t kDepth = 8;
-  cpu_before_ = process_cpu_seconds();
-  running_.clear();
-  for (const auto i : fresh) {
-    LoadJob job{Pattern::first_write, kBlock, 0, workers_[i]->file().size.count, 0, {}};
-    job.limits = {kDepth,         Nanoseconds{0}, at_most, ~std::uint64_t{0},
-                  Nanoseconds{0}, options_.stop};
-    running_.push_back(workers_[i]->start(job));
-  }
-  std::vector<LoadResult> results;
-  for (auto& running : running_) results.push_back(running.get());
-  for (std::size_t k = 0; k < fresh.size(); ++k) {
-    written_[fresh[k]] = surely_written(results[k].all_written_bytes,
-                                        workers_[fresh[k]]->file().size.count, kBlock * kDepth);
-  }
-  join(results, 0);
+void MeasuredDrive::prepare_threads(std::uint32_t threads) {
+  while (workers_.size() < threads) add_worker();
 }
 
 bool MeasuredDrive::can(const Cell& cell) const {
@@ -113,11 +104,10 @@ bool MeasuredDrive::can(const Cell& cell) const {
     return false;
   }
   if (cell.block_bytes % file().alignment != 0) return false;
+  if (read_only_ && writes(cell.pattern)) return false;
   const auto most = cell.threads == 1 ? options_.buffer_bytes : options_.helper_buffer_bytes;
   if (cell.depth * cell.block_bytes > most) return false;
-  return std::all_of(written_.begin(), written_.begin() + cell.threads, [&](std::uint64_t bytes) {
-    return bytes >= 2 * cell.block_bytes * std::max<std::uint64_t>(cell.depth, 2);
-  });
+  return written_ >= 2 * cell.block_bytes * std::max<std::uint64_t>(cell.depth, 2);
 }
 
 Sample MeasuredDrive::measure(const Cell& cell, const Timing& timing) {
@@ -125,15 +115,17 @@ Sample MeasuredDrive::measure(const Cell& cell, const Timing& timing) {
   return finish();
 }
 
+// Threads begin far from each other, so that they do not read and write one place at once.
 void MeasuredDrive::start(const Cell& cell, const Timing& timing) {
   TERRACE_CHECK(can(cell));
   running_.clear();
   cpu_before_ = process_cpu_seconds();
   ++visits_;
   for (std::uint32_t i = 0; i < cell.threads; ++i) {
-    LoadJob job{cell.pattern, cell.block_bytes, 0, written_[i], visits_ * kStride, {}};
-    job.limits = {cell.depth,        timing.warm_up,       timing.measure,
-                  timing.most_bytes, timing.timeline_step, options_.stop};
+    const auto start = visits_ * kStride + written_ / cell.block_bytes * i / cell.threads;
+    LoadJob job{cell.pattern, cell.block_bytes, 0, written_, start, {}};
+    job.limits = {cell.depth,           timing.warm_up, timing.measure, timing.most_bytes,
+                  timing.timeline_step, options_.stop};
     running_.push_back(workers_[i]->start(job));
   }
 }
@@ -160,7 +152,7 @@ Sample MeasuredDrive::join(std::vector<LoadResult>& results, double cpu_seconds)
     if (result.error == 0) continue;
     throw Error(ErrorCode::io, std::string(name_of(result.failed)) + " at offset " +
                                    std::to_string(result.failed_offset) +
-                                   " of the scratch file in " + options_.directory +
+                                   " of the scratch file in " + options_.path +
                                    " failed: " + std::strerror(result.error) +
                                    "; see whether the drive is healthy (dmesg)");
   }
@@ -174,24 +166,14 @@ Sample MeasuredDrive::join(std::vector<LoadResult>& results, double cpu_seconds)
 }
 
 std::string MeasuredDrive::verify(int blocks) {
-  for (std::size_t i = 0; i < workers_.size(); ++i) {
-    auto wrong = workers_[i]->verify(written_[i], kVerifyBlock, blocks).get();
-    if (!wrong.empty()) return wrong;
-  }
-  return {};
+  if (read_only_) return {};
+  return workers_.front()->verify(written_, kVerifyBlock, blocks).get();
 }
 
-std::optional<Refusal> MeasuredDrive::refuse_files() const {
-  for (std::size_t i = 0; i < workers_.size(); ++i) {
-    const auto& path = workers_[i]->file().path;
-    if (auto refusal = refuse_extents(file_extents(path, written_[i]), written_[i])) {
-      return refusal;
-    }
-    if (auto refusal = refuse_cached(cached_bytes(path, written_[i]), written_[i])) {
-      return refusal;
-    }
-  }
-  return std::nullopt;
+std::optional<Refusal> MeasuredDrive::refuse_file() const {
+  const auto& path = file().path;
+  if (auto refusal = refuse_extents(file_extents(path, written_), written_)) return refusal;
+  return refuse_cached(cached_bytes(path, written_), written_);
 }
 
 }  // namespace terrace::bench

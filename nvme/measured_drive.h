@@ -1,4 +1,4 @@
-// A directory on a drive, as the bench sees it: scratch files in it, and speeds measured on them.
+// A directory on a drive, as the bench sees it: a scratch file in it, and speeds measured on that.
 #pragma once
 
 #include <memory>
@@ -9,8 +9,7 @@
 
 namespace terrace::bench {
 
-// One way to use a drive. Each thread has its own engine, `depth` requests in flight and its own
-// file.
+// One way to use a drive. Each thread has its own engine and `depth` requests in flight.
 struct Cell {
   Pattern pattern = Pattern::read;
   std::uint64_t block_bytes = 1 << 20;
@@ -42,9 +41,10 @@ struct Timing {
 };
 
 struct DriveOptions {
-  std::string directory;
-  Bytes size;                                    // of the first scratch file
-  Bytes helper_size;                             // of each further thread's
+  // A directory, for a scratch file in it that is gone afterwards, or when the process is killed;
+  // or a regular file, which is only read.
+  std::string path;
+  Bytes size;                                    // of the scratch file
   std::uint64_t buffer_bytes = 64 << 20;         // in flight at most, of the first thread
   std::uint64_t helper_buffer_bytes = 16 << 20;  // of each further thread
   std::uint64_t seed = 1;
@@ -56,21 +56,23 @@ struct DriveOptions {
 // Thread rule: one thread at a time.
 class MeasuredDrive {
  public:
-  // Makes and reserves the first file. Throws Error(io) with what to do.
+  // Makes and reserves the scratch file, or opens the one that is there. Throws Error(io) with what
+  // to do.
   explicit MeasuredDrive(DriveOptions options);
 
   const IoFileInfo& file() const { return workers_.front()->file(); }
   const IoEngineInfo& engine() const { return workers_.front()->engine(); }
   const std::string& system_calls_note() const { return workers_.front()->system_calls_note(); }
-  // Of the first file; loads keep to them. 0 before fill().
-  std::uint64_t written_bytes() const { return written_.front(); }
+  bool read_only() const { return read_only_; }
+  // Loads keep to them. 0 before fill(); the whole file when it was there.
+  std::uint64_t written_bytes() const { return written_; }
 
-  // Goes on writing the first file where it is not written yet, `bytes` more for at most `at_most`:
-  // the first-write pattern, and what all others stand on.
+  // Goes on writing the file where it is not written yet, `bytes` more for at most `at_most`: the
+  // first-write pattern, and what all others stand on.
   Sample fill(std::uint64_t bytes, std::uint64_t block_bytes, std::uint32_t depth,
               Nanoseconds at_most);
-  // Makes sure that there are files for so many threads, written for at most `at_most`.
-  void prepare_threads(std::uint32_t threads, Nanoseconds at_most);
+  // Makes sure that so many threads can work on the file.
+  void prepare_threads(std::uint32_t threads);
 
   // Whether there is memory and written file for it. In-flight bytes are bounded by the buffers.
   bool can(const Cell& cell) const;
@@ -82,7 +84,8 @@ class MeasuredDrive {
 
   // What was read back and compared differs: why. Empty: all right.
   std::string verify(int blocks);
-  std::optional<Refusal> refuse_files() const;
+  // Why the file is none that proves anything: its extents, or that it is cached.
+  std::optional<Refusal> refuse_file() const;
 
   // Everything that was asked of the drive so far.
   MovedBytes claimed() const { return claimed_; }
@@ -93,7 +96,8 @@ class MeasuredDrive {
 
   DriveOptions options_;
   std::vector<std::unique_ptr<LoadWorker>> workers_;
-  std::vector<std::uint64_t> written_;  // of each worker's file
+  std::uint64_t written_ = 0;
+  bool read_only_ = false;
   std::vector<std::future<LoadResult>> running_;
   double cpu_before_ = 0;
   std::uint64_t visits_ = 0;

@@ -1,15 +1,15 @@
-// Files in memory. No thread, no system call: what is submitted is done in the next reap().
+// Files in memory. No thread, no system call: what is submitted is done in a later reap().
 #include <algorithm>
 #include <array>
 #include <condition_variable>
-#include <cstring>
 #include <deque>
-#include <exception>
 #include <mutex>
 #include <optional>
 
 #include "nvme/deadline.h"
 #include "nvme/engines.h"
+#include "nvme/file_table.h"
+#include "nvme/simulation.h"
 #include "nvme/transfers.h"
 #include "terrace/error.h"
 
@@ -20,41 +20,49 @@ constexpr std::uint32_t kAlignment = 4096;
 
 class MemoryEngine final : public IoEngine {
  public:
+  MemoryEngine(std::shared_ptr<SimulatedDisk> disk, std::uint32_t drives)
+      : disk_(std::move(disk)), epoch_(disk_->epoch()), drives_(drives) {}
+
+  // What was taken is done, as real engines do it.
+  ~MemoryEngine() override {
+    while (!queue_.empty()) serve_next();
+  }
+
   IoEngineInfo info() const override { return {"memory", false, false, {}}; }
 
   FileId open(const IoFileOptions& options) override {
+    check_drive(options, drives_);
     const auto free = std::find_if(files_.begin(), files_.end(),
                                    [](const auto& file) { return !file.has_value(); });
-    if (free == files_.end()) {
-      throw Error(ErrorCode::unavailable, "opening " + options.path + ": " +
-                                              std::to_string(kMaxIoFiles) +
-                                              " files are open already; close one first");
-    }
-    for (const auto& file : files_) {
-      if (!options.scratch && file && !file->scratch && file->info.path == options.path) {
-        throw Error(ErrorCode::io, "creating " + options.path +
-                                       " in memory failed: it exists; choose another name");
-      }
-    }
-    free->emplace(make_file(options));
+    if (free == files_.end()) throw too_many_files(options);
+    auto data = disk_->open(options, epoch_);
+    const auto size = SimulatedDisk::size_of(*data);
+    free->emplace(File{
+        {options.path, size, false, "the file is in memory", kAlignment, options.drive},
+        std::move(data)});
     return {static_cast<std::uint32_t>(free - files_.begin())};
   }
 
   void close(FileId file) override {
     at(file);
-    TERRACE_CHECK(std::none_of(queue_.begin(), queue_.end(),
-                               [&](const IoRequest& request) { return request.file == file; }));
+    TERRACE_CHECK(std::none_of(queue_.begin(), queue_.end(), [&](const Taken& taken) {
+      return taken.request.file == file;
+    }));
     files_[file.value].reset();
   }
 
+  bool exists(const std::string& path) const override { return disk_->exists(path, epoch_); }
+  void remove(const std::string& path) override { disk_->remove(path, epoch_); }
   IoFileInfo file_info(FileId file) const override { return at(file).info; }
 
   void register_buffers(std::span<const std::span<std::byte>>) override {}
 
   bool submit(const IoRequest& request) override {
-    at(request.file);
-    if (queue_.size() == kMaxRequests) return false;
-    queue_.push_back(request);
+    const auto& file = at(request.file);
+    auto& waiting = waiting_[file.info.drive];
+    if (waiting == kMaxRequests) return false;
+    ++waiting;
+    queue_.push_back({request, disk_->admit(*file.data, epoch_)});
     return true;
   }
   void flush() override {}
@@ -62,8 +70,8 @@ class MemoryEngine final : public IoEngine {
 
   std::size_t reap(std::vector<Completion>& completions, Nanoseconds timeout) override {
     const auto deadline = deadline_after(steady_clock().now(), timeout);
-    const auto count = queue_.size();
-    for (; !queue_.empty(); queue_.pop_front()) completions.push_back(serve(queue_.front()));
+    const auto count = disk_->batch(queue_.size());
+    for (std::size_t i = 0; i < count; ++i) completions.push_back(serve_next());
     std::unique_lock lock(mutex_);
     if (count == 0) {
       wakeable_.wait_until(lock, std::chrono::steady_clock::time_point(deadline),
@@ -82,46 +90,38 @@ class MemoryEngine final : public IoEngine {
  private:
   struct File {
     IoFileInfo info;
-    bool scratch = false;
-    std::vector<std::byte> data;
+    std::shared_ptr<SimulatedDisk::File> data;
   };
-
-  static File make_file(const IoFileOptions& options) {
-    File file;
-    file.scratch = options.scratch;
-    file.info = {options.path, round_up(options.size, Bytes{kAlignment}), false,
-                 "the file is in memory", kAlignment};
-    try {
-      file.data.resize(file.info.size.count);
-    } catch (const std::exception&) {  // bad_alloc, length_error
-      throw Error(ErrorCode::io, "making " + options.path + " in memory failed: " +
-                                     std::to_string(options.size.count) + " bytes (" +
-                                     to_string(options.size) +
-                                     ") are more than there is; lower the nvme budget or use an "
-                                     "engine with real files");
-    }
-    return file;
-  }
+  struct Taken {
+    IoRequest request;
+    SimulatedDisk::Admission admission;
+  };
 
   const File& at(FileId file) const {
     TERRACE_CHECK(file.value < files_.size() && files_[file.value].has_value());
     return *files_[file.value];
   }
 
-  Completion serve(const IoRequest& request) {
+  Completion serve_next() {
+    const auto place = queue_.begin() + static_cast<std::ptrdiff_t>(disk_->pick(queue_.size()));
+    const auto taken = *place;
+    queue_.erase(place);
+    const auto& request = taken.request;
+    const auto& file = at(request.file);
+    --waiting_[file.info.drive];
     const auto start = steady_clock().now();
-    const int error = refusal(request, at(request.file).info);
-    const bool moves = error == 0 && request.operation != IoOperation::flush && request.bytes > 0;
-    if (moves) {
-      std::byte* place = files_[request.file.value]->data.data() + request.offset;
-      const bool read = request.operation == IoOperation::read;
-      std::memcpy(read ? request.data : place, read ? place : request.data, request.bytes);
-    }
-    return {request.ticket, error, moves ? request.bytes : 0, start, steady_clock().now()};
+    int error = refusal(request, file.info);
+    if (error == 0) error = disk_->serve(request, *file.data, taken.admission);
+    const bool moved = error == 0 && request.operation != IoOperation::flush;
+    return {request.ticket, error, moved ? request.bytes : 0, start, steady_clock().now()};
   }
 
+  const std::shared_ptr<SimulatedDisk> disk_;
+  const std::uint64_t epoch_;
+  const std::uint32_t drives_;
   std::array<std::optional<File>, kMaxIoFiles> files_;
-  std::deque<IoRequest> queue_;
+  std::deque<Taken> queue_;
+  std::array<std::size_t, kMaxDrives> waiting_{};  // requests in the queue, by drive
   std::mutex mutex_;
   std::condition_variable wakeable_;
   bool woken_ = false;  // guarded by mutex_
@@ -129,6 +129,14 @@ class MemoryEngine final : public IoEngine {
 
 }  // namespace
 
-std::unique_ptr<IoEngine> make_memory_engine() { return std::make_unique<MemoryEngine>(); }
+std::unique_ptr<IoEngine> make_memory_engine(std::shared_ptr<SimulatedDisk> disk,
+                                             std::uint32_t drives) {
+  return std::make_unique<MemoryEngine>(std::move(disk), std::clamp(drives, 1U, kMaxDrives));
+}
+
+std::unique_ptr<IoEngine> make_memory_engine(std::uint32_t drives) {
+  const SimulatedDiskOptions plain{.write_cache = false, .shuffled = false};
+  return make_memory_engine(std::make_shared<SimulatedDisk>(plain), drives);
+}
 
 }  // namespace terrace

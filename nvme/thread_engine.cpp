@@ -1,5 +1,5 @@
-// pread and pwrite on worker threads. The owner keeps all accounts; a worker only makes the system
-// call that it is handed and brings back the result.
+// pread and pwrite on worker threads, some for each drive. The owner keeps all accounts; a worker
+// only makes the system call that it is handed and brings back the result.
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,7 +24,10 @@ constexpr Nanoseconds kDrainTurn = std::chrono::milliseconds(100);  // of the de
 class ThreadEngine final : public IoEngine {
  public:
   ThreadEngine(const IoEngineOptions& options, std::vector<std::string> notes)
-      : notes_(std::move(notes)), table_(options.queue_depth, options.block) {
+      : notes_(std::move(notes)),
+        table_(options.queue_depth, options.block, options.drives),
+        files_(table_.drives()),
+        crews_(table_.drives()) {
     // A worker holds one transfer at a time: more workers than transfers would only sleep.
     hire(std::clamp(options.threads, 1U, table_.depth()));
   }
@@ -32,12 +35,7 @@ class ThreadEngine final : public IoEngine {
   ~ThreadEngine() override {
     std::vector<Completion> ignored;
     while (table_.pending() > 0) reap(ignored, kDrainTurn);
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    filled_.notify_all();
-    for (auto& worker : workers_) worker.join();
+    dismiss();
   }
 
   IoEngineInfo info() const override {
@@ -49,6 +47,8 @@ class ThreadEngine final : public IoEngine {
     files_.close(file);
   }
   IoFileInfo file_info(FileId file) const override { return files_.at(file).info(); }
+  bool exists(const std::string& path) const override { return file_exists(path); }
+  void remove(const std::string& path) override { remove_file(path); }
   void register_buffers(std::span<const std::span<std::byte>>) override {}
 
   bool submit(const IoRequest& request) override {
@@ -92,17 +92,38 @@ class ThreadEngine final : public IoEngine {
     std::int64_t value = 0;  // bytes, or -errno
   };
 
-  // Fewer threads than wanted are enough; none is not.
+  // The workers of one drive: a drive that is slow keeps none of another's waiting.
+  struct Crew {
+    std::condition_variable filled;
+    std::deque<Job> jobs;  // guarded by mutex_
+  };
+
+  // `count` for each drive. Fewer than wanted are enough; a drive without any is not.
   void hire(std::uint32_t count) {
+    const auto wanted = count * crews_.size();
     try {
-      while (workers_.size() < count) workers_.emplace_back([this] { work(); });
+      while (workers_.size() < wanted) {
+        auto& crew = crews_[workers_.size() % crews_.size()];
+        workers_.emplace_back([this, &crew] { work(crew); });
+      }
     } catch (const std::system_error& error) {
       const std::string reason = "only " + std::to_string(workers_.size()) + " of " +
-                                 std::to_string(count) + " I/O threads could be started (" +
+                                 std::to_string(wanted) + " I/O threads could be started (" +
                                  error.what() + "): raise the limit of processes (ulimit -u)";
-      if (workers_.empty()) throw Error(ErrorCode::unavailable, reason);
       notes_.push_back(reason);
+      if (workers_.size() >= crews_.size()) return;
+      dismiss();
+      throw Error(ErrorCode::unavailable, reason);
     }
+  }
+
+  void dismiss() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    for (auto& crew : crews_) crew.filled.notify_all();
+    for (auto& worker : workers_) worker.join();
   }
 
   // Waits until there is a result, wake() or `deadline`; true for wake().
@@ -122,24 +143,26 @@ class ThreadEngine final : public IoEngine {
 
   void start(int slot) {
     const auto& transfer = table_.at(slot);
+    const auto& file = files_.at(transfer.file);
+    auto& crew = crews_[file.info().drive];
     {
       const std::lock_guard lock(mutex_);
-      jobs_.push_back({slot, files_.at(transfer.file).descriptor(), transfer});
+      crew.jobs.push_back({slot, file.descriptor(), transfer});
     }
-    filled_.notify_one();
+    crew.filled.notify_one();
   }
 
   void settle(const Result& result, Nanoseconds now) {
     if (table_.advance(result.slot, result.value, now)) start(result.slot);
   }
 
-  void work() {
+  void work(Crew& crew) {
     for (;;) {
       std::unique_lock lock(mutex_);
-      filled_.wait(lock, [&] { return stop_ || !jobs_.empty(); });
-      if (jobs_.empty()) return;
-      const Job job = jobs_.front();
-      jobs_.pop_front();
+      crew.filled.wait(lock, [&] { return stop_ || !crew.jobs.empty(); });
+      if (crew.jobs.empty()) return;
+      const Job job = crew.jobs.front();
+      crew.jobs.pop_front();
       lock.unlock();
       const Result result{job.slot, call(job)};
       lock.lock();
@@ -170,12 +193,11 @@ class ThreadEngine final : public IoEngine {
   FileTable files_;
   std::vector<Result> taken_;  // by the owner, out of results_
   std::mutex mutex_;
-  std::condition_variable filled_;
   std::condition_variable returned_;
-  std::deque<Job> jobs_;         // guarded by mutex_
   std::vector<Result> results_;  // guarded by mutex_
   bool woken_ = false;           // guarded by mutex_
   bool stop_ = false;            // guarded by mutex_
+  std::vector<Crew> crews_;      // by drive
   std::vector<std::thread> workers_;
 };
 

@@ -1,5 +1,6 @@
-// Any engine, at most so fast: the emulated speed of a drive.
+// Any engine, each drive at most so fast: the emulated speed of drives.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <map>
 
@@ -14,31 +15,44 @@ namespace {
 class ThrottledEngine final : public IoEngine {
  public:
   ThrottledEngine(std::unique_ptr<IoEngine> engine, Throttle read, Throttle write, Clock& clock)
-      : engine_(std::move(engine)), read_(read), write_(write), clock_(clock) {}
+      : engine_(std::move(engine)),
+        clock_(clock),
+        drives_(kMaxDrives, {Pacer(read), Pacer(write), 0}) {}
 
   IoEngineInfo info() const override {
     auto info = engine_->info();
     info.notes.push_back("reads and writes are throttled on request");
     return info;
   }
-  FileId open(const IoFileOptions& options) override { return engine_->open(options); }
+  FileId open(const IoFileOptions& options) override {
+    const FileId file = engine_->open(options);
+    TERRACE_CHECK(file.value < kMaxIoFiles && options.drive < kMaxDrives);
+    drive_of_[file.value] = options.drive;
+    return file;
+  }
   void close(FileId file) override { engine_->close(file); }
   IoFileInfo file_info(FileId file) const override { return engine_->file_info(file); }
+  bool exists(const std::string& path) const override { return engine_->exists(path); }
+  void remove(const std::string& path) override { engine_->remove(path); }
   void register_buffers(std::span<const std::span<std::byte>> buffers) override {
     engine_->register_buffers(buffers);
   }
 
   // The inner engine sees tickets of our own, which lead to the caller's and to the deadline.
   bool submit(const IoRequest& request) override {
-    if (held_.size() == kMaxRequests) return false;
+    TERRACE_CHECK(request.file.value < kMaxIoFiles);
+    const auto index = drive_of_[request.file.value];
+    auto& drive = drives_[index];
+    if (drive.held == kMaxRequests) return false;
     IoRequest inner = request;
     inner.ticket = {next_};
     if (!engine_->submit(inner)) return false;
     const auto now = clock_.now();
     Pacer::Slot slot{now, now};
-    if (request.operation == IoOperation::read) slot = read_.reserve(now, request.bytes);
-    if (request.operation == IoOperation::write) slot = write_.reserve(now, request.bytes);
-    held_[next_++] = {{request.ticket, 0, 0, slot.start, slot.end}, false};
+    if (request.operation == IoOperation::read) slot = drive.read.reserve(now, request.bytes);
+    if (request.operation == IoOperation::write) slot = drive.write.reserve(now, request.bytes);
+    held_[next_++] = {{request.ticket, 0, 0, slot.start, slot.end}, index, false};
+    ++drive.held;
     return true;
   }
   void flush() override { engine_->flush(); }
@@ -66,8 +80,14 @@ class ThrottledEngine final : public IoEngine {
   }
 
  private:
+  struct Drive {
+    Pacer read;
+    Pacer write;
+    std::size_t held = 0;  // requests taken and not yet given back
+  };
   struct Held {
     Completion completion;  // end: the deadline
+    std::uint32_t drive = 0;
     bool arrived = false;
   };
 
@@ -95,6 +115,7 @@ class ThrottledEngine final : public IoEngine {
     for (auto it = held_.begin(); it != held_.end();) {
       if (it->second.arrived && it->second.completion.end <= now) {
         completions.push_back(it->second.completion);
+        --drives_[it->second.drive].held;
         it = held_.erase(it);
         ++count;
       } else {
@@ -105,9 +126,9 @@ class ThrottledEngine final : public IoEngine {
   }
 
   std::unique_ptr<IoEngine> engine_;
-  Pacer read_;
-  Pacer write_;
   Clock& clock_;
+  std::vector<Drive> drives_;
+  std::array<std::uint32_t, kMaxIoFiles> drive_of_{};  // by file
   std::uint64_t next_ = 0;
   std::map<std::uint64_t, Held> held_;  // in order of submission
   std::atomic<bool> woken_ = false;

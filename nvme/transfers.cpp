@@ -19,29 +19,37 @@ int refusal(const IoRequest& request, const IoFileInfo& file) {
   return request.operation == IoOperation::read ? ENODATA : ENOSPC;
 }
 
-TransferTable::TransferTable(std::uint32_t depth, Bytes block)
-    : block_(std::clamp(block, 1_B, kMaxBlock).count),
-      slots_(std::clamp(depth, 1U, kMaxTransfers)),
-      requests_(kMaxRequests) {
-  for (auto slot = static_cast<int>(slots_.size()); slot-- > 0;) free_slots_.push_back(slot);
-  for (auto i = static_cast<std::uint32_t>(kMaxRequests); i-- > 0;) free_requests_.push_back(i);
+TransferTable::TransferTable(std::uint32_t depth, Bytes block, std::uint32_t drives)
+    : block_(std::clamp(block, 1_B, kMaxBlock).count), drives_(std::clamp(drives, 1U, kMaxDrives)) {
+  const auto count = static_cast<std::uint32_t>(drives_.size());
+  slots_.resize(std::size_t{count} * std::clamp(depth, 1U, kMaxTransfers / count));
+  for (auto slot = slots_.size(); slot-- > 0;) {
+    drives_[slot % count].free_slots.push_back(static_cast<int>(slot));
+  }
+  requests_.resize(count * kMaxRequests);
+  for (auto i = static_cast<std::uint32_t>(requests_.size()); i-- > 0;) free_requests_.push_back(i);
 }
 
 bool TransferTable::submit(const IoRequest& request, const IoFileInfo& file) {
-  if (pending() >= kMaxRequests) return false;
+  TERRACE_CHECK(file.drive < drives_.size());
+  auto& drive = drives_[file.drive];
+  if (drive.open + drive.completed >= kMaxRequests) return false;
   const int error = refusal(request, file);
   if (error != 0 || (request.operation != IoOperation::flush && request.bytes == 0)) {
     const auto now = steady_clock().now();
     completed_.push_back({request.ticket, error, 0, now, now});
+    ++drive.completed;
     return true;
   }
   const auto index = free_requests_.back();
   free_requests_.pop_back();
   auto& taken = requests_[index] = {};
   taken.what = request;
+  taken.drive = file.drive;
   taken.alignment = file.alignment;
   taken.open = true;
-  uncut_.push_back(index);
+  drive.uncut.push_back(index);
+  ++drive.open;
   ++open_;
   return true;
 }
@@ -52,11 +60,19 @@ bool TransferTable::fully_cut(const Request& request) {
 }
 
 int TransferTable::next(Nanoseconds now) {
-  if (uncut_.empty() || free_slots_.empty()) return -1;
-  const auto index = uncut_.front();
+  for (std::size_t i = 0; i < drives_.size(); ++i) {
+    auto& drive = drives_[turn_];
+    turn_ = (turn_ + 1) % drives_.size();
+    if (!drive.uncut.empty() && !drive.free_slots.empty()) return cut(drive, now);
+  }
+  return -1;
+}
+
+int TransferTable::cut(Drive& drive, Nanoseconds now) {
+  const auto index = drive.uncut.front();
   auto& request = requests_[index];
-  const int slot = free_slots_.back();
-  free_slots_.pop_back();
+  const int slot = drive.free_slots.back();
+  drive.free_slots.pop_back();
   auto& transfer = slots_[static_cast<std::size_t>(slot)] = {};
   transfer.operation = request.what.operation;
   transfer.file = request.what.file;
@@ -71,7 +87,7 @@ int TransferTable::next(Nanoseconds now) {
   if (!request.started) request.start = now;
   request.started = true;
   ++request.flying;
-  if (fully_cut(request)) uncut_.pop_front();
+  if (fully_cut(request)) drive.uncut.pop_front();
   return slot;
 }
 
@@ -111,13 +127,14 @@ bool TransferTable::advance_short(int slot, std::uint64_t moved, Nanoseconds now
 void TransferTable::end_transfer(int slot, int error, Nanoseconds now) {
   const auto index = at(slot).request;
   auto& request = requests_[index];
-  free_slots_.push_back(slot);
+  auto& drive = drives_[request.drive];
+  drive.free_slots.push_back(slot);
   --request.flying;
   if (error != 0 && request.error == 0) {
     request.error = error;
     if (!fully_cut(request)) {  // the rest is not tried
       request.cut = request.what.bytes;
-      uncut_.erase(std::find(uncut_.begin(), uncut_.end(), index));
+      drive.uncut.erase(std::find(drive.uncut.begin(), drive.uncut.end(), index));
     }
   }
   if (request.flying > 0 || !fully_cut(request)) return;
@@ -126,6 +143,8 @@ void TransferTable::end_transfer(int slot, int error, Nanoseconds now) {
                         request.start, now});
   request.open = false;
   free_requests_.push_back(index);
+  --drive.open;
+  ++drive.completed;
   --open_;
 }
 
@@ -133,6 +152,7 @@ std::size_t TransferTable::collect(std::vector<Completion>& completions) {
   const auto count = completed_.size();
   completions.insert(completions.end(), completed_.begin(), completed_.end());
   completed_.clear();
+  for (auto& drive : drives_) drive.completed = 0;
   return count;
 }
 

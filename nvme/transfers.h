@@ -9,8 +9,9 @@
 
 namespace terrace {
 
-inline constexpr std::size_t kMaxRequests = 1024;     // taken and not yet given back
+inline constexpr std::size_t kMaxRequests = 1024;     // taken and not yet given back, per drive
 inline constexpr std::uint32_t kMaxTransfers = 1024;  // in flight, whatever queue_depth says
+inline constexpr std::uint32_t kMaxDrives = kMaxIoFiles;
 inline constexpr Bytes kMaxBlock = 1_GiB;             // a system call moves less than 2 GiB
 inline constexpr int kMaxInterruptions = 1000;        // EINTR or EAGAIN in a row, without progress
 inline constexpr int kMaxStalls = 8;                  // short results in a row, without progress
@@ -31,17 +32,19 @@ struct Transfer {
   int stalls = 0;            // in a row
 };
 
+// A queue for each drive; the drives are served in turn, so that none waits for a slower one.
 // Thread rule: the engine's owner.
 class TransferTable {
  public:
-  // At most `depth` transfers (1 to kMaxTransfers) are in flight, none larger than `block`.
-  TransferTable(std::uint32_t depth, Bytes block);
+  // At most `depth` transfers are in flight for each of `drives` (1 to kMaxDrives), kMaxTransfers
+  // in all; none is larger than `block`.
+  TransferTable(std::uint32_t depth, Bytes block, std::uint32_t drives = 1);
 
-  // False when kMaxRequests are pending. A request that is refused, or has nothing to move,
-  // completes at once.
+  // False when kMaxRequests of the file's drive are pending. A request that is refused, or has
+  // nothing to move, completes at once.
   bool submit(const IoRequest& request, const IoFileInfo& file);
 
-  // The slot of the next transfer to start, or -1 when there is none or no slot is free.
+  // The slot of the next transfer to start, or -1 when no drive has both one and a free slot.
   int next(Nanoseconds now);
   const Transfer& at(int slot) const { return slots_[static_cast<std::size_t>(slot)]; }
 
@@ -56,12 +59,15 @@ class TransferTable {
   std::size_t pending() const { return open_ + completed_.size(); }
   // Whether a request on `file` has not completed.
   bool uses(FileId file) const;
-  // The most transfers in flight.
-  std::uint32_t depth() const { return static_cast<std::uint32_t>(slots_.size()); }
+  // The most transfers in flight: for one drive, and in all.
+  std::uint32_t depth() const { return capacity() / drives(); }
+  std::uint32_t capacity() const { return static_cast<std::uint32_t>(slots_.size()); }
+  std::uint32_t drives() const { return static_cast<std::uint32_t>(drives_.size()); }
 
  private:
   struct Request {
     IoRequest what;
+    std::uint32_t drive = 0;
     std::uint32_t alignment = 0;
     std::uint64_t cut = 0;     // bytes handed to transfers so far
     std::uint32_t flying = 0;  // its transfers in flight
@@ -71,16 +77,24 @@ class TransferTable {
     Nanoseconds start{0};
   };
 
+  struct Drive {
+    std::vector<int> free_slots;
+    std::deque<std::uint32_t> uncut;  // requests with bytes that no transfer has yet, in order
+    std::size_t open = 0;             // requests taken and not completed
+    std::size_t completed = 0;        // and not yet collected
+  };
+
   static bool fully_cut(const Request& request);
+  int cut(Drive& drive, Nanoseconds now);
   bool advance_short(int slot, std::uint64_t moved, Nanoseconds now);
   void end_transfer(int slot, int error, Nanoseconds now);
 
   const std::uint64_t block_;
   std::vector<Transfer> slots_;
-  std::vector<int> free_slots_;
+  std::vector<Drive> drives_;
+  std::size_t turn_ = 0;  // the drive that is looked at first
   std::vector<Request> requests_;
   std::vector<std::uint32_t> free_requests_;
-  std::deque<std::uint32_t> uncut_;  // requests with bytes that no transfer has yet, in order
   std::size_t open_ = 0;
   std::vector<Completion> completed_;
 };

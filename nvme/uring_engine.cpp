@@ -155,7 +155,9 @@ class Ring {
 class UringEngine final : public IoEngine {
  public:
   explicit UringEngine(const IoEngineOptions& options)
-      : table_(options.queue_depth, options.block), ring_(table_.depth() + 1) {
+      : table_(options.queue_depth, options.block, options.drives),
+        ring_(table_.capacity() + 1),
+        files_(table_.drives()) {
     if (!ring_.note().empty()) notes_.push_back(ring_.note());
     const int files =
         ::io_uring_register_files_sparse(ring_.get(), static_cast<unsigned>(kMaxIoFiles));
@@ -197,6 +199,8 @@ class UringEngine final : public IoEngine {
   }
 
   IoFileInfo file_info(FileId file) const override { return files_.at(file).info(); }
+  bool exists(const std::string& path) const override { return file_exists(path); }
+  void remove(const std::string& path) override { remove_file(path); }
 
   // Piece by piece, so that what fits under the locked-memory limit is registered.
   void register_buffers(std::span<const std::span<std::byte>> buffers) override {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "nvme/store_geometry.h"
 #include "terrace/device.h"
 #include "terrace/error.h"
 #include "terrace/io_engine.h"
@@ -16,6 +17,7 @@ constexpr Bytes kTransfer = 4_MiB;
 constexpr Bytes kFile = 64_MiB;
 constexpr Nanoseconds kEnough = std::chrono::milliseconds(150);  // of measuring one lane
 constexpr int kMinRounds = 3;
+constexpr int kFlushRounds = 5;
 
 // GB/s of `round`, which moves `bytes`, over as many rounds as fit the time; the first one, which
 // touches cold memory, does not count.
@@ -100,15 +102,36 @@ double measure_file(IoEngine& io, FileId file, IoOperation operation, std::span<
   });
 }
 
-void measure_nvme(const Config& config, Speeds& speeds) {
+// Milliseconds of a commit's two flushes: each after a page that was written.
+double measure_commit(IoEngine& io, FileId file, std::span<std::byte> page) {
+  const auto one = [&](IoOperation operation) {
+    TERRACE_CHECK(io.submit({Ticket{}, operation, file, 0, page.data(), page.size()}));
+    io.flush();
+    std::vector<Completion> completions;
+    while (completions.empty()) io.reap(completions, std::chrono::milliseconds(100));
+  };
+  std::vector<double> times;
+  for (int round = 0; round < kFlushRounds; ++round) {
+    const auto begin = steady_clock().now();
+    one(IoOperation::write);
+    one(IoOperation::flush);
+    times.push_back(to_seconds(steady_clock().now() - begin) * 2e3);
+  }
+  std::nth_element(times.begin(), times.begin() + kFlushRounds / 2, times.end());
+  return times[kFlushRounds / 2];
+}
+
+void measure_drive(const Config& config, const std::string& directory, DriveSpeed& drive,
+                   double& commit_ms) {
   const auto io = make_io_engine(config.io);
-  const FileId file = io->open({config.nvme.front().path + "/terrace.measure", kFile, true, true});
+  const FileId file = io->open(
+      {.path = directory + "/terrace.measure", .size = kFile, .mode = IoFileMode::scratch});
   const HostMemory memory(kTransfer * 4, nullptr);
   for (std::size_t i = 0; i < memory.span().size(); ++i) {
     memory.span()[i] = static_cast<std::byte>(i * 2654435761U >> 13);
   }
   // Once over the whole file, so that reads find written extents.
-  speeds.nvme_write_gb_s = measure_file(*io, file, IoOperation::write, memory.span());
+  drive.write_gb_s = measure_file(*io, file, IoOperation::write, memory.span());
   for (std::uint64_t offset = 0; offset < kFile.count; offset += kTransfer.count) {
     TERRACE_CHECK(io->submit({Ticket{}, IoOperation::write, file, offset, memory.span().data(),
                               kTransfer.count}));
@@ -117,29 +140,42 @@ void measure_nvme(const Config& config, Speeds& speeds) {
     while (completions.empty()) io->reap(completions, std::chrono::milliseconds(100));
     if (completions.front().error != 0) throw Error(ErrorCode::io, "the drive refused a write");
   }
-  speeds.nvme_read_gb_s = measure_file(*io, file, IoOperation::read, memory.span());
+  drive.read_gb_s = measure_file(*io, file, IoOperation::read, memory.span());
+  commit_ms = std::max(commit_ms, measure_commit(*io, file, memory.span().first(kStorePage.count)));
   io->close(file);
-}
-
-// A drive that cannot be measured is planned for with the default speeds; whether it can be used
-// shows when the store is opened, if anything is to live there.
-void try_nvme(const Config& config, Speeds& speeds) {
-  try {
-    measure_nvme(config, speeds);
-  } catch (const Error&) {
-    speeds.nvme_read_gb_s = Speeds{}.nvme_read_gb_s;
-    speeds.nvme_write_gb_s = Speeds{}.nvme_write_gb_s;
-  }
 }
 
 void take(std::optional<double> given, double& speed) {
   if (given) speed = *given;
 }
 
+// A drive that cannot be measured is planned for with the default speeds; whether it can be used
+// shows when the store is opened, if anything is to live there.
+void measure_drives(const Config& config, MeasuredSpeeds& measured) {
+  const Bytes room = config.budget.nvme.value_or(kFile);
+  double commit_ms = 0;
+  for (const auto& given : config.nvme) {
+    DriveSpeed drive;
+    if ((!given.read_gb_s || !given.write_gb_s) && room >= kFile) {
+      try {
+        measure_drive(config, given.path, drive, commit_ms);
+      } catch (const Error&) {
+        drive = {};
+      }
+    }
+    take(given.read_gb_s, drive.read_gb_s);
+    take(given.write_gb_s, drive.write_gb_s);
+    measured.drives.push_back(drive);
+  }
+  if (commit_ms > 0) measured.speeds.commit_ms = commit_ms;
+  combine(measured.drives, stripe_weights(stripe_speeds(measured.drives)), measured.speeds);
+}
+
 }  // namespace
 
-Speeds measure_speeds(const Config& config, DType gradient_dtype, DType parameter_dtype) {
-  Speeds speeds;
+MeasuredSpeeds measure_speeds(const Config& config, DType gradient_dtype, DType parameter_dtype) {
+  MeasuredSpeeds measured;
+  Speeds& speeds = measured.speeds;
   const auto& given = config.speeds;
   if (!given.host_to_device_gb_s || !given.device_to_host_gb_s) measure_copies(config, speeds);
   if (!given.adam_gb_s) measure_adam(config, gradient_dtype, parameter_dtype, speeds);
@@ -147,14 +183,8 @@ Speeds measure_speeds(const Config& config, DType gradient_dtype, DType paramete
   take(given.device_to_host_gb_s, speeds.device_to_host_gb_s);
   take(given.adam_gb_s, speeds.adam_gb_s);
   take(given.compute_tflops, speeds.compute_tflops);
-  if (!config.nvme.empty()) {
-    const auto& drive = config.nvme.front();
-    const Bytes room = config.budget.nvme.value_or(kFile);
-    if ((!drive.read_gb_s || !drive.write_gb_s) && room >= kFile) try_nvme(config, speeds);
-    take(drive.read_gb_s, speeds.nvme_read_gb_s);
-    take(drive.write_gb_s, speeds.nvme_write_gb_s);
-  }
-  return speeds;
+  if (!config.nvme.empty()) measure_drives(config, measured);
+  return measured;
 }
 
 }  // namespace terrace

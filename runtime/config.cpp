@@ -1,6 +1,7 @@
 // From a JSON text to a Config: the document, its blocks, and what must agree between them.
 #include "terrace/config.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -16,8 +17,32 @@ std::filesystem::path normal(const std::string& directory) {
   return (std::filesystem::path(directory) / "").lexically_normal();
 }
 
+// The directories of terrace.nvme, or the one of the offload blocks.
+void settle_directories(ConfigDraft& draft) {
+  auto& drives = draft.config.nvme;
+  if (!draft.offload_directory.empty()) {
+    if (drives.empty()) drives = {{draft.offload_directory}};
+    const bool named = std::any_of(drives.begin(), drives.end(), [&](const NvmeConfig& drive) {
+      return normal(drive.path) == normal(draft.offload_directory);
+    });
+    if (!named) {
+      throw Error(ErrorCode::invalid_argument,
+                  draft.directory_named_by + ": " + draft.offload_directory +
+                      " is not among the directories of terrace.nvme; name it there too");
+    }
+  }
+  for (std::size_t i = 0; i < drives.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      if (normal(drives[i].path) != normal(drives[j].path)) continue;
+      throw Error(ErrorCode::invalid_argument,
+                  "terrace.nvme: " + drives[i].path + " is named twice; name each drive once");
+    }
+  }
+}
+
 // Checks what no block can check alone.
 void finish(const ConfigReader& top, ConfigDraft& draft) {
+  settle_directories(draft);
   if (!draft.directory_wanted_by.empty() && draft.config.nvme.empty()) {
     throw Error(ErrorCode::invalid_argument,
                 draft.directory_wanted_by +
@@ -51,13 +76,13 @@ void ConfigDraft::note(const ConfigReader& reader, const std::string& key,
 }
 
 void ConfigDraft::name_directory(const ConfigReader& reader, const std::string& key,
-                                 NvmeConfig drive) {
-  if (!config.nvme.empty() && normal(config.nvme.front().path) != normal(drive.path)) {
-    reader.refuse(key, "more than one directory is not available yet, and " + directory_named_by +
-                           " names another; name one");
+                                 std::string path) {
+  if (!offload_directory.empty() && normal(offload_directory) != normal(path)) {
+    reader.refuse(key, directory_named_by +
+                           " names another directory; name several drives in terrace.nvme");
   }
   directory_named_by = reader.path(key);
-  config.nvme = {std::move(drive)};
+  offload_directory = std::move(path);
 }
 
 Config parse_config(std::string_view json_text, std::string_view origin) {

@@ -15,10 +15,11 @@ struct ConfigDraft {
   double gradient_clipping = 0;           // as asked for; 0: none
   std::optional<std::string> clip;        // terrace.clip
   std::string directory_wanted_by;        // path of a key that needs a directory on a drive
-  std::string directory_named_by;         // path of the key that named config.nvme
+  std::string directory_named_by;         // path of the key that named offload_directory
+  std::string offload_directory;          // of offload_param and offload_optimizer
 
   // Takes a directory on a drive; throws when a different one was named before.
-  void name_directory(const ConfigReader& reader, const std::string& key, NvmeConfig drive);
+  void name_directory(const ConfigReader& reader, const std::string& key, std::string path);
   void note(const ConfigReader& reader, const std::string& key, const std::string& what);
 };
 

@@ -106,7 +106,7 @@ PlacementChoice read_device(ConfigReader& r, ConfigDraft& draft) {
   } else if (path->empty()) {
     r.expect("nvme_path", "the path of a directory");
   } else {
-    draft.name_directory(r, "nvme_path", {*path, {}, {}});
+    draft.name_directory(r, "nvme_path", *path);
   }
   return TierFractions{.hbm = 0, .dram = 0, .nvme = 1};
 }

@@ -12,6 +12,7 @@ using nlohmann::json;
 constexpr double kSumTolerance = 1e-6;  // of fractions written in decimals
 constexpr Bytes kLeastSegment{4096};
 constexpr Bytes kMostSegment = 1_GiB;
+constexpr std::size_t kMostDrives = 16;
 
 void read_budget(ConfigReader& r, BudgetConfig& budget) {
   const auto take = [&](const char* key, std::optional<Bytes>& tier) {
@@ -32,16 +33,17 @@ void read_drives(ConfigReader& r, ConfigDraft& draft) {
   const json* drives = r.value("nvme");
   if (drives == nullptr) return;
   if (!drives->is_array()) r.expect("nvme", "a list of drives, [{\"path\": \"/nvme0\"}],");
-  if (drives->size() > 1) {
-    r.refuse("nvme", "more than one directory is not available yet; name one");
+  if (drives->size() > kMostDrives) {
+    r.refuse("nvme", "at most " + std::to_string(kMostDrives) + " drives can be used");
   }
   for (const auto& drive : *drives) {
-    ConfigReader d(drive, r.path("nvme[0]"));
+    ConfigReader d(drive, r.path("nvme[" + std::to_string(draft.config.nvme.size()) + "]"));
     const auto path = d.text("path");
     if (!path || path->empty()) d.refuse("path", "a drive needs the path of a directory");
-    const NvmeConfig named{*path, speed(d, "read_gb_s"), speed(d, "write_gb_s")};
+    NvmeConfig named{*path, speed(d, "read_gb_s"), speed(d, "write_gb_s")};
+    named.keep_free = {d.bytes("keep_free").value_or(0)};
     d.finish();
-    draft.name_directory(d, "path", named);
+    draft.config.nvme.push_back(std::move(named));
   }
 }
 
@@ -93,16 +95,19 @@ void read_placement(ConfigReader& r, PlacementConfig& placement) {
   }
 }
 
-// Keys that await what this version does not do; the values that say so are accepted.
-void refuse_protection(ConfigReader& r) {
-  if (r.count("slots").value_or(1) != 1) {
-    r.refuse("slots", "a second slot is not available yet; write 1");
+void read_protection(ConfigReader& r, StoreConfig& store) {
+  if (const auto slots = r.count("slots", {.least = 1, .most = 2})) {
+    store.slots = static_cast<std::uint32_t>(*slots);
   }
-  if (r.count("commit_interval").value_or(0) != 0) {
-    r.refuse("commit_interval", "commits are not available yet; write 0");
+  const auto interval = r.count("commit_interval");
+  if (interval && *interval == 0 && store.slots == 2) {
+    r.refuse("commit_interval", "two slots are for commits; write at least 1, or slots 1");
   }
-  if (r.flag("checksums").value_or(false)) {
-    r.refuse("checksums", "checksums are not available yet; write false");
+  if (interval && *interval > 0) store.commit_interval = *interval;
+  store.checksums = r.flag("checksums").value_or(store.checksums);
+  if (const auto seconds = r.number("timeout_seconds")) {
+    if (!(*seconds > 0 && *seconds <= 1e6)) r.expect("timeout_seconds", "a positive time");
+    store.timeout_seconds = *seconds;
   }
 }
 
@@ -123,7 +128,7 @@ void read_terrace_block(ConfigReader& r, ConfigDraft& draft) {
   read_drives(r, draft);
   r.object("placement", [&](ConfigReader& p) { read_placement(p, config.placement); });
   read_clip(r, draft);
-  refuse_protection(r);
+  read_protection(r, config.store);
   if (const auto segment = r.bytes("segment")) {
     const bool power_of_two = (*segment & (*segment - 1)) == 0;
     if (!power_of_two || *segment < kLeastSegment.count || *segment > kMostSegment.count) {

@@ -16,6 +16,7 @@ double gb_per_second(Lane lane, const Speeds& speeds) {
     case Lane::host_to_device: return speeds.host_to_device_gb_s;
     case Lane::device_to_host: return speeds.device_to_host_gb_s;
     case Lane::adam: return speeds.adam_gb_s;
+    case Lane::commit: return speeds.nvme_write_gb_s;
     case Lane::compute: break;
   }
   return 1;
@@ -63,7 +64,7 @@ class StepTimes {
 double seconds_of(const Operation& operation, const Speeds& speeds) {
   const Lane lane = lane_of(operation.kind);
   if (lane == Lane::compute) return operation.flops / (speeds.compute_tflops * 1e12);
-  return speeds.latency_us * 1e-6 +
+  return (lane == Lane::commit ? speeds.commit_ms * 1e-3 : speeds.latency_us * 1e-6) +
          static_cast<double>(operation.bytes.count) / (gb_per_second(lane, speeds) * 1e9);
 }
 

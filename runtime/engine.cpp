@@ -1,19 +1,9 @@
-// The trainer's side: checks the order of calls, hands out addresses, and puts the parts together.
 #include "terrace/engine.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
+#include <utility>
 
-#include "runtime/calibrate.h"
-#include "runtime/executor_thread.h"
-#include "runtime/home_access.h"
-#include "runtime/planner.h"
-#include "terrace/error.h"
-#include "tiers/tensor_store.h"
+#include "runtime/engine_impl.h"
 #include "tiers/topology.h"
 
 namespace terrace {
@@ -29,292 +19,63 @@ std::unique_ptr<Device> device_for(const Config& config, EnginePorts& ports) {
   return make_emulated_device(options);
 }
 
-PerTier<Bytes> budgets_of(const Config& config, const Device& device) {
+PerTier<Bytes> budgets_of(const Config& config, const Device& device,
+                          const std::vector<std::uint32_t>& weights) {
   PerTier<Bytes> budget{};
   at(budget, Tier::hbm) = config.budget.hbm.value_or(device.info().memory);
   at(budget, Tier::dram) = config.budget.dram.value_or(detect_topology().memory);
   if (config.nvme.empty()) return budget;
-  const auto& path = config.nvme.front().path;
-  std::error_code error;
-  const auto space = std::filesystem::space(path, error);
-  if (!error && !std::filesystem::is_directory(path, error)) {
-    error = std::make_error_code(std::errc::not_a_directory);
-  }
-  if (!error && ::access(path.c_str(), W_OK | X_OK) != 0) {
-    error.assign(errno, std::system_category());
-  }
-  if (error) {
-    throw Error(ErrorCode::io, "the nvme directory " + path + " cannot be used: " +
-                                   error.message() + "; create it or name another one");
-  }
-  at(budget, Tier::nvme) = config.budget.nvme.value_or(Bytes{space.available});
+  const Bytes free = free_on_drives(config.nvme, weights);
+  at(budget, Tier::nvme) = config.budget.nvme.value_or(free);
   return budget;
 }
 
-void check_config(const Config& config) {
-  if (config.nvme.size() > 1) {
-    throw Error(ErrorCode::unavailable,
-                "several nvme directories are not supported yet; name one");
+// Speeds of ports that were handed in; the drives share evenly unless the config knows better.
+MeasuredSpeeds given_speeds(const Config& config, const Speeds& speeds) {
+  MeasuredSpeeds given{speeds, {}};
+  for (const auto& drive : config.nvme) {
+    given.drives.push_back({drive.read_gb_s.value_or(speeds.nvme_read_gb_s),
+                            drive.write_gb_s.value_or(speeds.nvme_write_gb_s)});
   }
-  if (config.nvme.empty() && config.budget.nvme.value_or(Bytes{}).count > 0) {
-    throw Error(ErrorCode::invalid_argument,
-                "an nvme budget is given and no nvme directory; name one");
-  }
+  return given;
+}
+
+Config with_drives(Config config) {
+  config.io.drives = static_cast<std::uint32_t>(std::max<std::size_t>(1, config.nvme.size()));
+  return config;
 }
 
 }  // namespace
 
-class EngineImpl {
- public:
-  EngineImpl(const Config& config, const ModelSpec& model, const Initializer& initializer,
-             EnginePorts ports)
-      : config_(config), layout_(model, config.segment) {
-    check_config(config);
-    device_ = device_for(config, ports);
-    const auto budget = budgets_of(config, *device_);
-    speeds_ = ports.speeds ? *ports.speeds
-                           : measure_speeds(config, model.gradient_dtype, model.parameter_dtype);
-    plans_.emplace(plan_engine({layout_, budget, config.placement, speeds_,
-                                config.sub_group_elements, config.prefetch_elements}));
-    const auto& map = plans_->engine.map;
-    trace_ = std::move(ports.trace);
-    if (!trace_ && !config.trace.empty()) trace_ = make_trace_writer(config.trace);
-    adam_ = make_adam_pool({config.adam_threads, config.throttle.adam_gb_s});
-    store_.emplace(*device_, at(map.peak, Tier::hbm), at(map.peak, Tier::dram));
-    auto make_io = ports.io_engine;
-    if (!make_io) make_io = [&] { return make_io_engine(config_.io); };
-    thread_.emplace(make_io, [&](IoEngine& io) { return open(io); }, *device_, *adam_,
-                    trace_.get());
-    with_homes([&](HomeAccess& homes) { homes.initialize(initializer); });
-  }
-
-  ~EngineImpl() { abandon(pass_); }
-
-  // ---- steps
-
-  void begin(bool evaluation, const StepOptions& options) {
-    if (alive_) {
-      throw Error(ErrorCode::invalid_argument,
-                  "a step is still alive; finish or destroy it before the next one begins");
-    }
-    if (leased_) {
-      throw Error(ErrorCode::invalid_argument,
-                  "a layer view of an earlier step is still alive; let it end first");
-    }
-    thread_->check();
-    const double rate = options.learning_rate.value_or(config_.learning_rate);
-    const auto scalars = adam_scalars(config_.optimizer, rate, steps_ + 1);
-    begin_time_ = steady_clock().now();
-    compute_before_ = compute_seconds();
-    thread_->begin(evaluation, scalars);
-    ++pass_;
-    alive_ = true;
-    cancelled_ = false;
-    evaluation_ = evaluation;
-    position_ = 0;
-  }
-
-  Step make_step() { return Step(this, pass_); }
-
-  LayerView use(std::uint64_t pass, LayerUse wanted);
-
-  void end_use(bool submitted) {
-    leased_ = false;
-    if (cancelled_) return;
-    if (!submitted) return cancel();
-    thread_->release();
-    ++position_;
-  }
-
-  StepReport finish(std::uint64_t pass) {
-    refuse_over(pass);
-    refuse_cancelled();
-    const auto& uses = plan().schedule.uses;
-    if (leased_) throw Error(ErrorCode::invalid_argument, "a layer view is still alive");
-    if (position_ < uses.size()) {
-      throw Error(ErrorCode::invalid_argument,
-                  "the step is not complete: " + name(uses[position_]) + " comes next, and " +
-                      std::to_string(uses.size() - position_) + " uses are missing");
-    }
-    thread_->wait_for_updates();
-    alive_ = false;
-    if (!evaluation_) ++steps_;
-    StepReport report;
-    report.step = steps_;
-    report.seconds = to_seconds(steady_clock().now() - begin_time_);
-    report.compute_seconds = compute_seconds() - compute_before_;
-    report.stall_seconds = std::max(0.0, report.seconds - report.compute_seconds);
-    return report;
-  }
-
-  // A step that is destroyed unfinished; errors are kept for the next call.
-  void abandon(std::uint64_t pass) noexcept {
-    if (!alive_ || pass != pass_) return;
-    if (!cancelled_ && !leased_ && position_ == plan().schedule.uses.size()) {
-      try {
-        finish(pass);
-      } catch (const Error&) {
-        alive_ = false;  // sticky in the executor
-      }
-      return;
-    }
-    alive_ = false;
-    if (!cancelled_) cancel();
-  }
-
-  // ---- reading
-
-  void read(std::string_view tensor, Content content, std::uint64_t first,
-            std::span<float> values) {
-    const auto place = layout_.find(tensor);
-    const auto range = layout_.block(place.layer).tensors[place.index];
-    if (alive_) throw Error(ErrorCode::invalid_argument, "read() is for between steps");
-    if (class_of(content) != TensorClass::parameter &&
-        class_of(content) != TensorClass::optimizer_state) {
-      throw Error(ErrorCode::invalid_argument,
-                  "only parameters and optimizer states live between steps");
-    }
-    if (first > range.count || values.size() > range.count - first) {
-      throw Error(ErrorCode::invalid_argument,
-                  "tensor '" + std::string(tensor) + "' has " + std::to_string(range.count) +
-                      " elements; [" + std::to_string(first) + ", " +
-                      std::to_string(first + values.size()) + ") is outside");
-    }
-    const Bytes size = layout_.element_size(content);
-    const Bytes offset = (range.first + first) * size;
-    with_homes([&](HomeAccess& homes) {
-      homes.read(content, place.layer, offset, values.size() * size,
-                 [&](std::span<const std::byte> bytes, Bytes at_offset) {
-                   widen(bytes, size, values.subspan((at_offset - offset).count / size.count));
-                 });
-    });
-  }
-
-  void drain() {
-    if (alive_) throw Error(ErrorCode::invalid_argument, "drain() is for between steps");
-    thread_->wait_until_idle();
-  }
-
-  EngineStats stats() {
-    EngineStats result;
-    result.lanes = thread_->stats();
-    at(result.peak, Tier::hbm) = device_->peak_allocated();
-    at(result.peak, Tier::dram) = store_->reserved(Tier::dram);
-    at(result.peak, Tier::nvme) = file_info_ ? file_info_->size : Bytes{};
-    result.io = io_info_;
-    result.direct = file_info_ && file_info_->direct;
-    result.direct_note = file_info_ ? file_info_->direct_note : "nothing lives on nvme";
-    return result;
-  }
-
-  const ModelLayout& layout() const { return layout_; }
-  const Forecast& forecast() const { return plans_->engine.forecast; }
-  const Speeds& speeds() const { return speeds_; }
-  Device& device() { return *device_; }
-  std::uint64_t steps() const { return steps_; }
-  std::string store_path() const { return file_info_ ? file_info_->path : std::string{}; }
-
-  // ---- for views
-
-  std::byte* hbm(OpIndex op, Content content, LayerId layer) const {
-    for (const auto& operand : plan().operands_of(op)) {
-      if (operand.content == content && operand.layer == layer) {
-        return store_->address(Tier::hbm, operand.extent);
-      }
-    }
-    return nullptr;
-  }
-
- private:
-  const StepPlan& plan() const { return plans_->engine.plan(evaluation_); }
-
-  std::string name(LayerUse use) const {
-    return std::string(use.phase == Phase::forward ? "forward" : "backward") + " of layer '" +
-           layout_.layer(use.layer).name + "'";
-  }
-
-  void refuse_over(std::uint64_t pass) const {
-    if (alive_ && pass == pass_) return;
-    throw Error(ErrorCode::invalid_argument, "this step is over; begin another");
-  }
-
-  void refuse_cancelled() const {
-    if (!cancelled_) return;
-    throw Error(ErrorCode::cancelled,
-                "the step was cancelled: a backward layer view was dropped without "
-                "submit_gradients()");
-  }
-
-  void cancel() noexcept {
-    cancelled_ = true;
-    try {
-      thread_->cancel();
-    } catch (const Error&) {
-      // Sticky in the executor; the next call reports it.
-    }
-    // What the trainer enqueued may use memory of the trainer's that goes with the step.
-    device_->synchronize(kComputeStream);
-  }
-
-  double compute_seconds() { return at(thread_->stats(), Lane::compute).busy_seconds; }
-
-  ExecutorContext open(IoEngine& io) {
-    const Bytes size = at(plans_->engine.map.peak, Tier::nvme);
-    const auto arena = store_->arena();
-    if (!arena.empty()) io.register_buffers(std::span(&arena, 1));
-    if (size.count > 0) {
-      const std::string path =
-          config_.nvme.front().path + "/terrace-" + std::to_string(::getpid()) + ".store";
-      file_ = io.open({path, size, true, true});
-      file_info_ = io.file_info(file_);
-    }
-    io_info_ = io.info();
-    return {*plans_, layout_, *store_, file_};
-  }
-
-  void with_homes(const std::function<void(HomeAccess&)>& task) {
-    thread_->run_idle([&](IoEngine& io) {
-      HomeAccess homes(layout_, plans_->engine.map, *store_, *device_, io, file_);
-      task(homes);
-    });
-  }
-
-  static void widen(std::span<const std::byte> bytes, Bytes element, std::span<float> values) {
-    const std::size_t count = bytes.size() / element.count;
-    if (element == size_of(DType::fp32)) {
-      std::memcpy(values.data(), bytes.data(), bytes.size());
-      return;
-    }
-    for (std::size_t i = 0; i < count; ++i) {
-      bfloat16 narrow;
-      std::memcpy(&narrow, bytes.data() + i * sizeof narrow, sizeof narrow);
-      values[i] = to_float(narrow);
-    }
-  }
-
-  const Config config_;
-  const ModelLayout layout_;
-  std::unique_ptr<Device> device_;
-  Speeds speeds_;
-  std::optional<RunnablePlans> plans_;
-  std::unique_ptr<TraceSink> trace_;
-  std::unique_ptr<AdamPool> adam_;
-  std::optional<TensorStore> store_;
-  FileId file_;
-  std::optional<IoFileInfo> file_info_;  // both written on the executor's thread while it starts
-  IoEngineInfo io_info_;
-  std::optional<ExecutorThread> thread_;  // destroyed first
-
-  std::uint64_t steps_ = 0;
-  std::uint64_t pass_ = 0;  // number of the present or last step or pass
-  bool alive_ = false;      // its Step exists and is not finished
-  bool evaluation_ = false;
-  bool cancelled_ = false;
-  bool leased_ = false;     // a LayerView exists
-  std::size_t position_ = 0;
-  Nanoseconds begin_time_{0};
-  double compute_before_ = 0;
-};
+EngineImpl::EngineImpl(const Config& config, const ModelSpec& model,
+                       const Initializer& initializer, EnginePorts ports)
+    : config_(with_drives(config)), layout_(model, config.segment) {
+  check_config(config);
+  device_ = device_for(config, ports);
+  free_on_drives(config.nvme, std::vector<std::uint32_t>(config.nvme.size(), 1));  // or refused
+  speeds_ = ports.speeds ? given_speeds(config, *ports.speeds)
+                         : measure_speeds(config_, model.gradient_dtype, model.parameter_dtype);
+  const auto durability = durability_of(config, speeds_.drives);
+  const auto budget = budgets_of(config, *device_, durability.weights);
+  plans_.emplace(plan_engine({layout_, budget, config.placement, speeds_.speeds,
+                              config.sub_group_elements, config.prefetch_elements,
+                              durability}));
+  const auto& map = plans_->engine.map;
+  trace_ = std::move(ports.trace);
+  if (!trace_ && !config.trace.empty()) trace_ = make_trace_writer(config.trace);
+  adam_ = make_adam_pool({config.adam_threads, config.throttle.adam_gb_s});
+  store_ = std::make_unique<TensorStore>(*device_, at(map.peak, Tier::hbm),
+                                         at(map.peak, Tier::dram));
+  auto make_io = ports.io_engine;
+  if (!make_io) make_io = [&] { return make_io_engine(config_.io); };
+  thread_.emplace(make_io, [&](IoEngine& io) { return open(io); },
+                  ExecutorContext{*plans_, layout_, *store_}, *device_, *adam_, trace_.get());
+  if (resumed_) steps_ = resumed_->step;
+  with_homes([&](HomeAccess& homes) {
+    if (resumed_) homes.restore();
+    else homes.initialize(initializer);
+  });
+}
 
 // ---- LayerView
 
@@ -435,9 +196,9 @@ LayerView Step::backward(LayerId layer) {
   TERRACE_CHECK(engine_ != nullptr);
   return engine_->use(pass_, {Phase::backward, layer});
 }
-StepReport Step::finish() {
+StepReport Step::finish(const TrainerState& state) {
   TERRACE_CHECK(engine_ != nullptr);
-  return engine_->finish(pass_);
+  return engine_->finish(pass_, state);
 }
 
 // ---- Engine
@@ -469,6 +230,8 @@ const Speeds& Engine::speeds() const { return impl_->speeds(); }
 EngineStats Engine::stats() const { return impl_->stats(); }
 Device& Engine::device() { return impl_->device(); }
 std::uint64_t Engine::steps() const { return impl_->steps(); }
-std::string Engine::store_path() const { return impl_->store_path(); }
+void Engine::commit(const std::string& trainer_state) { impl_->commit(trainer_state); }
+std::optional<std::uint64_t> Engine::resumed_step() const { return impl_->resumed_step(); }
+const std::string& Engine::trainer_state() const { return impl_->trainer_state(); }
 
 }  // namespace terrace

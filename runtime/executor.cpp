@@ -10,27 +10,23 @@ namespace {
 
 // Operations of one lane that a port may hold at a time. More than one hides the executor's own
 // latency; few keep the order of the plan.
-constexpr std::array<std::size_t, kLaneCount> kMaxInFlight{16, 16, 8, 8, 4, 1};
+constexpr std::array<std::size_t, kLaneCount> kMaxInFlight{16, 16, 8, 8, 4, 1, 1};
 
-StreamId stream_of(OpKind kind) {
-  switch (kind) {
-    case OpKind::upload: return kHostToDeviceStream;
-    case OpKind::download: return kDeviceToHostStream;
-    default: return kComputeStream;
-  }
-}
+constexpr Nanoseconds kLastWords = std::chrono::seconds(5);  // of what is not stuck
 
 std::size_t index_of(Lane lane) { return static_cast<std::size_t>(lane); }
 
 }  // namespace
 
 RunnablePlans::RunnablePlans(EnginePlan plan) : engine(std::move(plan)) {
-  for (const bool before : {false, true}) {
-    dependents[before] = dependents_of(engine.plan(before));
-    for (const bool after : {false, true}) {
-      const auto& boundary = engine.boundary[before][after];
-      waits_across[before][after] = boundary_waits(engine.plan(after), boundary);
-      dependents_across[before][after] = boundary_dependents(engine.plan(before), boundary);
+  for (const auto before : kPassKinds) {
+    dependents_[index_of(before)] = dependents_of(engine.plan(before));
+    for (const auto after : kPassKinds) {
+      const auto& boundary = engine.between(before, after);
+      waits_across_[index_of(before)][index_of(after)] =
+          boundary_waits(engine.plan(after), boundary);
+      dependents_across_[index_of(before)][index_of(after)] =
+          boundary_dependents(engine.plan(before), boundary);
     }
   }
 }
@@ -42,13 +38,12 @@ Executor::~Executor() { TERRACE_CHECK(owed_ == 0); }
 
 // ---- passes
 
-std::uint64_t Executor::begin(bool evaluation, const AdamScalars& scalars) {
+std::uint64_t Executor::begin(const PassOptions& options) {
   TERRACE_CHECK(can_begin());
   Pass next;
   next.number = next_number_++;
-  next.evaluation = evaluation;
-  next.plan = &context_.plans.engine.plan(evaluation);
-  next.scalars = scalars;
+  next.options = options;
+  next.plan = &context_.plans.engine.plan(options.kind);
   next.ops.resize(next.plan->operations.size());
   next.open = next.ops.size();
   passes_.push_back(std::move(next));
@@ -62,6 +57,12 @@ std::uint64_t Executor::begin(bool evaluation, const AdamScalars& scalars) {
     if (lane == Lane::compute || lane == Lane::adam) ++added.open_results;
   }
   return added.number;
+}
+
+void Executor::finish_pass(std::string trainer) {
+  if (passes_.empty()) return;  // there was nothing left to commit
+  passes_.back().finished = true;
+  passes_.back().trainer = std::move(trainer);
 }
 
 Executor::Pass* Executor::find_pass(std::uint64_t number) {
@@ -85,7 +86,7 @@ void Executor::count_waits(Pass& next) {
     if (previous == nullptr) continue;
     const bool device = on_device(next.plan->operations[op].kind);
     for (const auto other :
-         context_.plans.waits_across[previous->evaluation][next.evaluation].of(op)) {
+         context_.plans.waits_across(previous->options.kind, next.options.kind).of(op)) {
       const auto stage = previous->ops[other].stage;
       const bool met = stage == Stage::done ||
                        (stage == Stage::issued && device &&
@@ -104,9 +105,9 @@ void Executor::satisfy_dependents(OpRef ref, bool issued) {
     const bool both_on_device = device && on_device(waiting.plan->operations[op].kind);
     if (both_on_device == issued && waiting.ops[op].stage != Stage::done) --waiting.ops[op].waits;
   };
-  for (const auto op : context_.plans.dependents[own.evaluation].of(ref.op)) satisfy(own, op);
+  for (const auto op : context_.plans.dependents(own.options.kind).of(ref.op)) satisfy(own, op);
   if (Pass* next = find_pass(ref.pass + 1)) {
-    const auto& links = context_.plans.dependents_across[own.evaluation][next->evaluation];
+    const auto& links = context_.plans.dependents_across(own.options.kind, next->options.kind);
     for (const auto op : links.of(ref.op)) satisfy(*next, op);
   }
 }
@@ -126,7 +127,8 @@ bool Executor::cancel() {
   if (last.updates_started) {
     fail({ErrorCode::cancelled,
           "the step was abandoned after some layers had been updated and before all were; the "
-          "state in memory belongs to no step. Create the engine anew"});
+          "state in memory belongs to no step. Create the engine anew; a store with two slots "
+          "resumes at its last commit"});
     return false;
   }
   for (auto& queue : queues_) {
@@ -164,29 +166,43 @@ void Executor::release_lease() {
 
 void Executor::turn(Nanoseconds timeout) {
   // 1. Collect: only here completions enter.
-  completions_.clear();
-  ports_.io.reap(completions_, timeout);
-  ports_.device.poll(completions_);
-  ports_.adam.poll(completions_);
+  collect(timeout);
   // 2. Act on them.
+  for (const auto& result : results_) complete(result);
   for (const auto& completion : completions_) complete(completion);
+  if (ports_.nvme.stuck()) fail(*ports_.nvme.stuck());
   retire_passes();
   // 3. Start what is ready.
   start_ready();
   // 4. Hand it to the kernel.
-  ports_.io.flush();
+  ports_.nvme.flush();
 }
 
-void Executor::settle() {
+void Executor::collect(Nanoseconds timeout) {
+  results_.clear();
+  completions_.clear();
+  ports_.nvme.reap(results_, timeout);
+  ports_.device.poll(completions_);
+  ports_.adam.poll(completions_);
+}
+
+bool Executor::settle() {
   if (leased_) release_lease();
-  while (owed_ > 0) {
-    completions_.clear();
-    ports_.io.flush();
-    ports_.io.reap(completions_, std::chrono::milliseconds(100));
-    ports_.device.poll(completions_);
-    ports_.adam.poll(completions_);
+  while (owed_ > 0 && !ports_.nvme.stuck()) {
+    collect(std::chrono::milliseconds(100));
+    for (const auto& result : results_) complete(result);
     for (const auto& completion : completions_) complete(completion);
   }
+  if (owed_ == 0) return true;
+  // What is not stuck still ends.
+  const auto deadline = steady_clock().now() + kLastWords;
+  while (owed_ > ports_.nvme.pending() && steady_clock().now() < deadline) {
+    collect(std::chrono::milliseconds(10));
+    for (const auto& result : results_) complete(result);
+    for (const auto& completion : completions_) complete(completion);
+  }
+  owed_ = 0;
+  return false;
 }
 
 void Executor::start_ready() {
@@ -205,133 +221,18 @@ bool Executor::start_lane(Lane lane) {
   const OpRef ref = queue.front();
   if (state(ref).waits > 0) return false;
   if (lane == Lane::compute && (!lease_wanted_ || leased_)) return false;
+  if (lane == Lane::commit && !pass(ref.pass).finished) return false;
   if (!start(ref)) return false;
   queue.pop_front();
   return true;
-}
-
-bool Executor::start(OpRef ref) {
-  switch (operation(ref).kind) {
-    case OpKind::read: return start_io(ref, IoOperation::read);
-    case OpKind::write: return start_io(ref, IoOperation::write);
-    case OpKind::upload:
-    case OpKind::download: start_copy(ref); return true;
-    case OpKind::update: start_update(ref); return true;
-    case OpKind::forward:
-    case OpKind::backward: start_use(ref); return true;
-  }
-  TERRACE_CHECK(false);
-}
-
-bool Executor::start_io(OpRef ref, IoOperation kind) {
-  const auto operands = pass(ref.pass).plan->operands_of(ref.op);
-  const auto& file = kind == IoOperation::read ? operands[0] : operands[1];
-  const auto& memory = kind == IoOperation::read ? operands[1] : operands[0];
-  IoRequest request;
-  request.ticket = ticket(ref);
-  request.operation = kind;
-  request.file = context_.file;
-  request.offset = file.extent.offset.count;
-  request.data = context_.store.address(memory.tier, memory.extent);
-  request.bytes = file.extent.size.count;
-  if (!ports_.io.submit(request)) return false;
-  state(ref).stage = Stage::issued;
-  state(ref).parts = 1;
-  ++owed_;
-  ++in_flight_[index_of(lane_of(operation(ref).kind))];
-  return true;
-}
-
-void Executor::wait_for_device_dependencies(OpRef ref, StreamId stream) {
-  Pass& own = pass(ref.pass);
-  const auto wait = [&](const Pass& earlier, OpIndex op) {
-    const auto& other = earlier.ops[op];
-    const auto kind = earlier.plan->operations[op].kind;
-    if (other.stage == Stage::issued && other.has_event && stream_of(kind) != stream) {
-      ports_.device.wait(stream, other.event);
-    }
-  };
-  for (const auto op : own.plan->dependencies_of(ref.op)) wait(own, op);
-  if (const Pass* previous = find_pass(ref.pass - 1)) {
-    const auto& links = context_.plans.waits_across[previous->evaluation][own.evaluation];
-    for (const auto op : links.of(ref.op)) wait(*previous, op);
-  }
-}
-
-// Enqueued on the device: followers in other streams wait for the event.
-void Executor::mark_issued(OpRef ref, StreamId stream) {
-  auto& op = state(ref);
-  op.event = ports_.device.record(stream);
-  op.has_event = true;
-  op.stage = Stage::issued;
-  satisfy_dependents(ref, true);
-}
-
-void Executor::start_copy(OpRef ref) {
-  const auto operands = pass(ref.pass).plan->operands_of(ref.op);
-  const StreamId stream = stream_of(operation(ref).kind);
-  wait_for_device_dependencies(ref, stream);
-  ports_.device.copy(stream, {ticket(ref),
-                              context_.store.address(operands[1].tier, operands[1].extent),
-                              context_.store.address(operands[0].tier, operands[0].extent),
-                              operands[0].extent.size});
-  state(ref).parts = 1;
-  ++owed_;
-  ++in_flight_[index_of(lane_of(operation(ref).kind))];
-  mark_issued(ref, stream);
-}
-
-void Executor::start_use(OpRef ref) {
-  wait_for_device_dependencies(ref, kComputeStream);
-  ports_.device.notify(kComputeStream, {ticket(ref).value | kBeginMark});
-  state(ref).parts = 1;
-  ++owed_;
-  state(ref).stage = Stage::leased;
-  lease_ = ref;
-  leased_ = true;
-  lease_wanted_ = false;
-}
-
-// One slice for each tensor that the run touches; the padding between tensors is left alone.
-void Executor::start_update(OpRef ref) {
-  Pass& own = pass(ref.pass);
-  own.updates_started = true;
-  const auto& update = own.plan->operations[ref.op];
-  const auto operands = own.plan->operands_of(ref.op);
-  const auto pointer = [&](std::size_t operand, Content content, std::uint64_t element) {
-    TERRACE_CHECK(operands[operand].content == content);
-    return context_.store.address(Tier::dram, operands[operand].extent) +
-           element * context_.layout.element_size(content).count;
-  };
-  auto& op = own.ops[ref.op];
-  op.stage = Stage::issued;
-  ++in_flight_[index_of(Lane::adam)];
-  for (const auto& tensor : context_.layout.block(update.layer).tensors) {
-    const auto first = std::max(tensor.first, update.elements.first);
-    const auto end = std::min(tensor.end(), update.elements.end());
-    if (first >= end) continue;
-    const auto skip = first - update.elements.first;
-    AdamSlice slice;
-    slice.gradient = pointer(0, Content::gradient, skip);
-    slice.gradient_dtype = context_.layout.model().gradient_dtype;
-    slice.master_weight = reinterpret_cast<float*>(pointer(1, Content::master_weight, skip));
-    slice.momentum = reinterpret_cast<float*>(pointer(2, Content::momentum, skip));
-    slice.variance = reinterpret_cast<float*>(pointer(3, Content::variance, skip));
-    slice.parameter = pointer(4, Content::parameter, skip);
-    slice.parameter_dtype = context_.layout.model().parameter_dtype;
-    slice.elements = end - first;
-    ports_.adam.submit(ticket(ref), own.scalars, slice);
-    ++op.parts;
-    ++owed_;
-  }
-  if (op.parts == 0) finish(ref);
 }
 
 // ---- completions
 
 void Executor::complete(const Completion& completion) {
   const bool begin_mark = (completion.ticket.value & kBeginMark) != 0;
-  const std::uint64_t value = completion.ticket.value & ~kBeginMark;
+  const bool hash_mark = (completion.ticket.value & kHashMark) != 0;
+  const std::uint64_t value = completion.ticket.value & ~(kBeginMark | kHashMark);
   const OpRef ref{value >> 32, static_cast<OpIndex>(value)};
   TERRACE_CHECK(owed_ > 0);
   --owed_;
@@ -344,12 +245,26 @@ void Executor::complete(const Completion& completion) {
     op.start = completion.end;
     return;
   }
-  if (lane == Lane::compute) {
+  if (hash_mark) {
+    hash_done(ref);
+  } else if (lane == Lane::compute) {
     account(ref, op.start, completion.end, {});
   } else {
     account(ref, completion.start, completion.end, {completion.bytes});
   }
+  if (lane == Lane::adam && op.hashes) check_and_stage(ref);
   if (op.parts == 0) finish(ref);
+}
+
+void Executor::complete(const StoreResult& result) {
+  const OpRef ref{result.completion.ticket.value >> 32,
+                  static_cast<OpIndex>(result.completion.ticket.value)};
+  if (result.completion.error != 0) fail({ErrorCode::io, result.error});
+  const bool check = operation(ref).kind == OpKind::read && operation(ref).hashed &&
+                     ports_.nvme.checksums() && result.completion.error == 0;
+  if (check) start_hash(ref);
+  complete(Completion{result.completion.ticket, 0, result.completion.bytes,
+                      result.completion.start, result.completion.end});
 }
 
 void Executor::finish(OpRef ref) {
@@ -388,6 +303,9 @@ void Executor::account(OpRef ref, Nanoseconds start, Nanoseconds end, Bytes byte
 std::string Executor::describe(OpRef ref) {
   const auto& what = operation(ref);
   std::string text = to_string(what.kind);
+  if (what.kind == OpKind::commit) {
+    return text.append(" step ").append(std::to_string(pass(ref.pass).options.step));
+  }
   if (lane_of(what.kind) != Lane::compute && what.kind != OpKind::update) {
     const auto& operand = pass(ref.pass).plan->operands_of(ref.op)[0];
     text.append(" ").append(to_string(operand.content));
@@ -400,19 +318,10 @@ void Executor::fail(const Error& error) {
 }
 
 void Executor::fail_operation(OpRef ref, const Completion& completion) {
-  std::string where;
-  const auto kind = operation(ref).kind;
-  if (kind == OpKind::read || kind == OpKind::write) {
-    const auto operands = pass(ref.pass).plan->operands_of(ref.op);
-    const auto& file = operands[kind == OpKind::read ? 0 : 1];
-    where = " at offset " + std::to_string(file.extent.offset.count) + ", " +
-            std::to_string(file.extent.size.count) + " bytes of " +
-            ports_.io.file_info(context_.file).path;
-  }
   std::string why = std::strerror(completion.error);
-  if (on_device(kind) && !ports_.device.failure().empty()) why = ports_.device.failure();
-  fail({on_device(kind) ? ErrorCode::device : ErrorCode::io,
-        describe(ref) + where + " failed: " + why});
+  const bool device = on_device(operation(ref).kind);
+  if (device && !ports_.device.failure().empty()) why = ports_.device.failure();
+  fail({device ? ErrorCode::device : ErrorCode::io, describe(ref) + " failed: " + why});
 }
 
 }  // namespace terrace

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "nvme/segment_store.h"
 #include "runtime/links.h"
 #include "runtime/planner.h"
 #include "terrace/adam.h"
@@ -30,14 +31,26 @@ struct RunnablePlans {
   explicit RunnablePlans(EnginePlan plan);
 
   EnginePlan engine;
-  Links dependents[2];              // [evaluation]
-  Links waits_across[2][2];         // [previous][next], by operation of next
-  Links dependents_across[2][2];    // [previous][next], by operation of previous
+  const Links& dependents(PassKind kind) const { return dependents_[index_of(kind)]; }
+  // Across a boundary, by operation of `next` and by operation of `previous`.
+  const Links& waits_across(PassKind previous, PassKind next) const {
+    return waits_across_[index_of(previous)][index_of(next)];
+  }
+  const Links& dependents_across(PassKind previous, PassKind next) const {
+    return dependents_across_[index_of(previous)][index_of(next)];
+  }
+
+ private:
+  static std::size_t index_of(PassKind kind) { return static_cast<std::size_t>(kind); }
+
+  Links dependents_[kPassKindCount];
+  Links waits_across_[kPassKindCount][kPassKindCount];
+  Links dependents_across_[kPassKindCount][kPassKindCount];
 };
 
 struct ExecutorPorts {
   Device& device;
-  IoEngine& io;
+  SegmentStore& nvme;
   AdamPool& adam;
   TraceSink* trace = nullptr;  // may be null
 };
@@ -47,7 +60,13 @@ struct ExecutorContext {
   const RunnablePlans& plans;
   const ModelLayout& layout;
   const TensorStore& store;
-  FileId file;  // NVMe addresses are offsets in it; unused when nothing lives there
+};
+
+// One pass over the layers.
+struct PassOptions {
+  PassKind kind = PassKind::training;
+  AdamScalars scalars;
+  std::uint64_t step = 0;  // that it makes: from 1; the generation of what it writes
 };
 
 // Thread rule: one thread makes all calls (the I/O engine's owner).
@@ -63,7 +82,9 @@ class Executor {
            (passes_.empty() || !passes_.back().cancelled);
   }
   // Queues a pass and returns its number.
-  std::uint64_t begin(bool evaluation, const AdamScalars& scalars);
+  std::uint64_t begin(const PassOptions& options);
+  // The trainer is done with the newest pass; a commit keeps `trainer` with the state.
+  void finish_pass(std::string trainer);
 
   // The trainer wants the layer of the pass's next use.
   void request_lease();
@@ -82,8 +103,9 @@ class Executor {
   // The phases of one round: collect completions (waiting up to `timeout` for one), act on them,
   // start what is ready, hand it to the kernel.
   void turn(Nanoseconds timeout);
-  // After a failure: waits for what the ports still owe.
-  void settle();
+  // After a failure: waits for what the ports still owe. False when something never comes back: its
+  // memory must not be freed.
+  bool settle();
 
   // The first error; sticky.
   const std::optional<Error>& failure() const { return failure_; }
@@ -93,6 +115,13 @@ class Executor {
 
  private:
   static constexpr std::size_t kMaxPasses = 2;
+
+  // Hashes of the tiles that an operation moves or updates.
+  struct OpHashes {
+    std::vector<std::uint64_t> tiles;      // reads and writes
+    std::array<std::vector<std::uint64_t>, kOptimizerStateCount> before;     // updates
+    std::array<std::vector<std::uint64_t>, kOptimizerStateCount + 1> after;  // parameter last
+  };
 
   enum class Stage : std::uint8_t {
     waiting,  // in its lane's queue
@@ -108,13 +137,15 @@ class Executor {
     std::uint32_t waits = 0;    // unmet dependencies
     std::uint32_t parts = 0;    // completions that are still owed
     Nanoseconds start{0};
+    std::unique_ptr<OpHashes> hashes;  // while they are made
   };
 
   struct Pass {
     std::uint64_t number = 0;
-    bool evaluation = false;
+    PassOptions options;
     const StepPlan* plan = nullptr;
-    AdamScalars scalars;
+    bool finished = false;         // by the trainer
+    std::string trainer;
     std::vector<OpState> ops;
     std::size_t open = 0;          // operations that are not done
     std::size_t open_results = 0;  // of them, layer uses and updates
@@ -135,17 +166,25 @@ class Executor {
   void count_waits(Pass& next);
   void satisfy_dependents(OpRef ref, bool issued);
 
+  void collect(Nanoseconds timeout);
   void start_ready();
   bool start_lane(Lane lane);
   bool start(OpRef ref);
-  bool start_io(OpRef ref, IoOperation operation);
+  void start_io(OpRef ref, IoOperation operation);
+  void submit_io(OpRef ref, IoOperation operation);
+  void start_hash(OpRef ref);
+  void hash_done(OpRef ref);
+  void start_commit(OpRef ref);
   void start_copy(OpRef ref);
   void start_update(OpRef ref);
+  static void ask_for_hashes(OpState& op, std::span<const Operand> operands, AdamRun& run);
   void start_use(OpRef ref);
   void wait_for_device_dependencies(OpRef ref, StreamId stream);
   void mark_issued(OpRef ref, StreamId stream);
 
   void complete(const Completion& completion);
+  void complete(const StoreResult& result);
+  void check_and_stage(OpRef ref);
   void finish(OpRef ref);
   void account(OpRef ref, Nanoseconds start, Nanoseconds end, Bytes bytes);
   std::string describe(OpRef ref);
@@ -153,6 +192,7 @@ class Executor {
   void retire_passes();
 
   static constexpr std::uint64_t kBeginMark = 1ULL << 63;  // of a layer use's start
+  static constexpr std::uint64_t kHashMark = 1ULL << 62;   // of a read's or write's hashing
   static Ticket ticket(OpRef ref) { return {(ref.pass << 32) | ref.op}; }
 
   const ExecutorContext context_;
@@ -166,6 +206,7 @@ class Executor {
   bool leased_ = false;
   OpRef lease_;
   std::vector<Completion> completions_;
+  std::vector<StoreResult> results_;
   std::array<Nanoseconds, kLaneCount> busy_until_{};
   PerLane<LaneStats> stats_{};
   std::optional<Error> failure_;

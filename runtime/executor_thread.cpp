@@ -14,9 +14,10 @@ constexpr Nanoseconds kLongestSleep = std::chrono::milliseconds(500);
 
 }  // namespace
 
-ExecutorThread::ExecutorThread(const MakeIo& make_io, const Open& open, Device& device,
-                               AdamPool& adam, TraceSink* trace)
-    : device_(device), adam_(adam), trace_(trace) {
+ExecutorThread::ExecutorThread(const MakeIo& make_io, const Open& open,
+                               const ExecutorContext& context, Device& device, AdamPool& adam,
+                               TraceSink* trace)
+    : context_(context), device_(device), adam_(adam), trace_(trace) {
   thread_ = std::thread([this, make_io, open] { loop(make_io, open); });
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return started_; });
@@ -28,14 +29,17 @@ ExecutorThread::ExecutorThread(const MakeIo& make_io, const Open& open, Device& 
   }
 }
 
-ExecutorThread::~ExecutorThread() {
-  if (!thread_.joinable()) return;
+ExecutorThread::~ExecutorThread() { stop(); }
+
+bool ExecutorThread::stop() {
+  if (!thread_.joinable()) return settled_;
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
     io_->wake();
   }
   thread_.join();
+  return settled_;
 }
 
 void ExecutorThread::loop(const MakeIo& make_io, const Open& open) {
@@ -47,17 +51,20 @@ void ExecutorThread::loop(const MakeIo& make_io, const Open& open) {
     changed_.notify_all();
   };
   std::unique_ptr<IoEngine> io;
+  std::unique_ptr<SegmentStore> nvme;
   std::unique_ptr<Executor> executor;
   try {
     io = make_io();
-    const ExecutorContext context = open(*io);
-    executor = std::make_unique<Executor>(context, ExecutorPorts{device_, *io, adam_, trace_});
+    nvme = open(*io);
+    executor = std::make_unique<Executor>(context_, ExecutorPorts{device_, *nvme, adam_, trace_});
   } catch (...) {
     executor.reset();
+    nvme.reset();
     io.reset();
     start(nullptr, std::current_exception());
     return;
   }
+  nvme_ = nvme.get();
   device_.set_waker([engine = io.get()] { engine->wake(); });
   adam_.set_waker([engine = io.get()] { engine->wake(); });
   start(io.get(), nullptr);
@@ -65,6 +72,16 @@ void ExecutorThread::loop(const MakeIo& make_io, const Open& open) {
   // Nobody may wake an engine that is gone.
   device_.set_waker({});
   adam_.set_waker({});
+  if (settled_) return;
+  // The kernel may still write to what a stuck operation was given: it is never freed.
+  [[maybe_unused]] const auto* store_left = nvme.release();
+  [[maybe_unused]] const auto* engine_left = io.release();
+}
+
+void ExecutorThread::publish(const Executor& executor) {
+  drives_ = nvme_->stats();
+  notes_ = nvme_->notes();
+  failure_ = executor.failure();
 }
 
 void ExecutorThread::serve(Executor& executor) {
@@ -84,8 +101,8 @@ void ExecutorThread::serve(Executor& executor) {
         } catch (...) {
           error_ = std::current_exception();
         }
-        failure_ = executor.failure();
       }
+      publish(executor);
       requested_ = false;
       changed_.notify_all();
       io_->wake();  // what the action queued is started in the next round, without a sleep
@@ -93,7 +110,7 @@ void ExecutorThread::serve(Executor& executor) {
     if (stop_ && (executor.idle() || failure_)) break;
   }
   try {
-    executor.settle();
+    settled_ = executor.settle();
   } catch (const std::exception& error) {
     // The kernel still owns memory that is about to go: there is no way on.
     std::fprintf(stderr, "terrace: waiting for the last operations failed: %s\n", error.what());
@@ -113,9 +130,14 @@ void ExecutorThread::perform(const Predicate& ready,
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
-void ExecutorThread::begin(bool evaluation, const AdamScalars& scalars) {
+void ExecutorThread::begin(const PassOptions& options) {
   perform([](Executor& executor) { return executor.can_begin(); },
-          [&](Executor& executor) { executor.begin(evaluation, scalars); });
+          [&](Executor& executor) { executor.begin(options); });
+}
+
+void ExecutorThread::finish_pass(std::string trainer) {
+  perform([](Executor&) { return true; },
+          [&](Executor& executor) { executor.finish_pass(std::move(trainer)); });
 }
 
 void ExecutorThread::lease() {
@@ -143,8 +165,18 @@ void ExecutorThread::wait_until_idle() {
   perform([](Executor& executor) { return executor.idle(); }, [](Executor&) {});
 }
 
-void ExecutorThread::run_idle(const std::function<void(IoEngine&)>& task) {
-  perform([](Executor& executor) { return executor.idle(); }, [&](Executor&) { task(*io_); });
+void ExecutorThread::run_idle(const std::function<void(SegmentStore&)>& task) {
+  perform([](Executor& executor) { return executor.idle(); }, [&](Executor&) { task(*nvme_); });
+}
+
+std::vector<DriveStats> ExecutorThread::drive_stats() {
+  const std::lock_guard lock(mutex_);
+  return drives_;
+}
+
+std::vector<std::string> ExecutorThread::store_notes() {
+  const std::lock_guard lock(mutex_);
+  return notes_;
 }
 
 PerLane<LaneStats> ExecutorThread::stats() {

@@ -17,16 +17,21 @@ namespace terrace {
 // executor fails; the message is the executor's first one.
 class ExecutorThread {
  public:
-  // Makes the I/O engine on the new thread, lets `open` open files with it and choose the context,
-  // and starts the executor. What either throws is thrown here.
+  // Makes the I/O engine on the new thread, lets `open` open the store with it, and starts the
+  // executor. What either throws is thrown here.
   using MakeIo = std::function<std::unique_ptr<IoEngine>()>;
-  using Open = std::function<ExecutorContext(IoEngine&)>;
-  ExecutorThread(const MakeIo& make_io, const Open& open, Device& device, AdamPool& adam,
-                 TraceSink* trace);
-  ~ExecutorThread();  // waits for what is in flight
+  using Open = std::function<std::unique_ptr<SegmentStore>(IoEngine&)>;
+  ExecutorThread(const MakeIo& make_io, const Open& open, const ExecutorContext& context,
+                 Device& device, AdamPool& adam, TraceSink* trace);
+  ~ExecutorThread();  // see stop()
+
+  // Waits for what is in flight and ends the thread. False when an operation never comes back: what
+  // it may still touch must not be freed. Idempotent.
+  bool stop();
 
   // Queues a pass as soon as at most one other is alive.
-  void begin(bool evaluation, const AdamScalars& scalars);
+  void begin(const PassOptions& options);
+  void finish_pass(std::string trainer);
   // Waits until the next layer's bytes are, or will be in stream order, on the device.
   void lease();
   void release();
@@ -36,9 +41,12 @@ class ExecutorThread {
   void wait_until_idle();
 
   // Runs `task` on the executor's thread while nothing is in flight, and rethrows what it throws.
-  void run_idle(const std::function<void(IoEngine&)>& task);
+  void run_idle(const std::function<void(SegmentStore&)>& task);
 
   PerLane<LaneStats> stats();
+  // As of the last call that waited.
+  std::vector<DriveStats> drive_stats();
+  std::vector<std::string> store_notes();
   // Throws the first failure, if there was one.
   void check();
 
@@ -48,7 +56,9 @@ class ExecutorThread {
   void perform(const Predicate& ready, const std::function<void(Executor&)>& action);
   void loop(const MakeIo& make_io, const Open& open);
   void serve(Executor& executor);
+  void publish(const Executor& executor);
 
+  const ExecutorContext context_;
   Device& device_;
   AdamPool& adam_;
   TraceSink* trace_;
@@ -64,7 +74,11 @@ class ExecutorThread {
   std::exception_ptr error_;      // of start-up or of the action
   std::optional<Error> failure_;
   PerLane<LaneStats> stats_{};
+  std::vector<DriveStats> drives_;
+  std::vector<std::string> notes_;
   IoEngine* io_ = nullptr;        // for wake() only
+  SegmentStore* nvme_ = nullptr;  // the executor's thread only
+  bool settled_ = true;           // false: something is stuck for ever
 
   std::thread thread_;  // last: uses everything above
 };

@@ -11,10 +11,29 @@ class HomeBuilder {
     for (auto& pieces : map_.homes.pieces) pieces.resize(layout.layers());
   }
 
+  void reserve_durable() {
+    auto& resident = at(map_.resident, Tier::nvme);
+    for (auto& base : map_.durable_base) base.resize(layout_.layers());
+    for (std::uint32_t l = 0; l < layout_.layers(); ++l) {
+      for (std::size_t s = 0; s < kOptimizerStateCount; ++s) {
+        map_.durable_base[s][l] = resident;
+        resident += layout_.block_size(LayerId{l}, kOptimizerStates[s]);
+      }
+    }
+    map_.durable = resident;
+    at(at(map_.resident_class, Tier::nvme), TensorClass::optimizer_state) = resident;
+  }
+
   void place(Content content, LayerId layer, Tier tier, ElementRange elements) {
     if (elements.count == 0) return;
     const Bytes size = elements.count * layout_.element_size(content);
     const Bytes offset = elements.first * layout_.element_size(content);
+    const bool state = class_of(content) == TensorClass::optimizer_state;
+    if (tier == Tier::nvme && state && map_.durable.count > 0) {
+      map_.homes.pieces[static_cast<std::size_t>(content)][layer.value].push_back(
+          {tier, offset, durable_extent(map_, content, layer, offset, size)});
+      return;
+    }
     auto& resident = at(map_.resident, tier);
     map_.homes.pieces[static_cast<std::size_t>(content)][layer.value].push_back(
         {tier, offset, {resident, size}});
@@ -53,8 +72,16 @@ Placement all_on(const ModelLayout& layout, Tier tier) {
   return placement;
 }
 
-MemoryMap assign_homes(const ModelLayout& layout, const Placement& placement) {
+Extent durable_extent(const MemoryMap& map, Content state, LayerId layer, Bytes offset,
+                      Bytes size) {
+  const auto index = static_cast<std::size_t>(state) -
+                     static_cast<std::size_t>(kOptimizerStates[0]);
+  return {map.durable_base[index][layer.value] + offset, size};
+}
+
+MemoryMap assign_homes(const ModelLayout& layout, const Placement& placement, bool durable) {
   HomeBuilder builder(layout);
+  if (durable) builder.reserve_durable();
   for (std::uint32_t l = 0; l < layout.layers(); ++l) {
     const LayerId layer{l};
     const auto& where = placement[l];

@@ -23,7 +23,12 @@ using Placement = std::vector<LayerPlacement>;  // by layer
 // The placement in which `tier` (dram or nvme) holds everything.
 Placement all_on(const ModelLayout& layout, Tier tier);
 
+// Where bytes [offset, offset + size) of a state's block lie in the durable part of NVMe.
+Extent durable_extent(const MemoryMap& map, Content state, LayerId layer, Bytes offset,
+                      Bytes size);
+
 // Addresses for all homes: fills homes, resident and resident_class, and sets peak to resident.
-MemoryMap assign_homes(const ModelLayout& layout, const Placement& placement);
+// With `durable`, NVMe begins with a place for every optimizer state, whatever its home.
+MemoryMap assign_homes(const ModelLayout& layout, const Placement& placement, bool durable);
 
 }  // namespace terrace

@@ -21,11 +21,17 @@ const PlacementChoice& choice_of(const PlacementConfig& config, std::size_t stat
   return state == 0 ? config.master_weight : state == 1 ? config.momentum : config.variance;
 }
 
+MemoryMap assign_all(const PlannerInput& input, const Placement& placement) {
+  auto map = assign_homes(input.layout, placement, input.durability.two_slots);
+  map.commit_bytes = input.durability.commit_bytes;
+  return map;
+}
+
 // A placement that may still be improved, and the room that is left for it.
 class Filler {
  public:
   Filler(const PlannerInput& input, const PlanShape& shape)
-      : input_(input), shape_(shape), schedule_(training_schedule(input.layout.layers())) {}
+      : input_(input), shape_(shape), schedule_(judged_schedule(input)) {}
 
   std::optional<Candidate> run(Tier base) {
     Placement placement = base_placement(input_, base);
@@ -50,7 +56,7 @@ class Filler {
   // What the placement needs with unbounded pools; false when HBM or DRAM would overflow. NVMe may:
   // promotion is what relieves it.
   bool measure(const Placement& placement) {
-    const auto map = assign_homes(input_.layout, placement);
+    const auto map = homes(placement);
     const auto built = build_plan(input_.layout, schedule_, placement, map, shape_,
                                   {kUnlimited, kUnlimited, kUnlimited});
     need_ = built.high_water;
@@ -58,14 +64,16 @@ class Filler {
     return fits(Tier::hbm) && fits(Tier::dram);
   }
 
+  MemoryMap homes(const Placement& placement) const { return assign_all(input_, placement); }
+
   bool fits(Tier tier) const { return at(need_, tier) <= at(input_.budget, tier); }
 
   // Tight addresses: HBM buffers alternate between the ends of a pool, so the pool must be no
   // larger than it has to be.
   std::optional<Candidate> settle(Placement placement) {
     if (!fits(Tier::nvme)) return std::nullopt;
-    Candidate candidate{std::move(placement), shape_, {}, {}};
-    candidate.map = assign_homes(input_.layout, candidate.placement);
+    Candidate candidate{std::move(placement), shape_, {}, {}, {}};
+    candidate.map = homes(candidate.placement);
     const Bytes budget = at(input_.budget, Tier::hbm);
     for (const std::uint64_t percent : {100U, 102U, 105U, 110U, 125U, 150U, 200U}) {
       const Bytes wanted = round_up(at(need_, Tier::hbm) * percent / 100, kPage);
@@ -75,6 +83,7 @@ class Filler {
       if (built.plan) {
         candidate.training = std::move(*built.plan);
         candidate.map.peak = built.high_water;
+        candidate.capacity = {hbm, at(input_.budget, Tier::dram), at(input_.budget, Tier::nvme)};
         return candidate;
       }
       if (wanted > budget) break;
@@ -193,7 +202,7 @@ class Filler {
 class Search {
  public:
   explicit Search(const PlannerInput& input)
-      : input_(input), schedule_(training_schedule(input.layout.layers())) {}
+      : input_(input), schedule_(judged_schedule(input)) {}
 
   std::optional<Candidate> run() {
     placement_ = base_placement(input_, Tier::nvme);
@@ -241,7 +250,7 @@ class Search {
       }
       auto sum = resident;
       at(sum, Tier::dram) += size * in_dram;
-      at(sum, Tier::nvme) += size * (free.size() - in_dram);
+      if (!input_.durability.two_slots) at(sum, Tier::nvme) += size * (free.size() - in_dram);
       choose_activation(l, sum);
     }
   }
@@ -257,12 +266,14 @@ class Search {
     }
   }
 
+  MemoryMap homes(const Placement& placement) const { return assign_all(input_, placement); }
+
   void try_leaf() {
-    const auto map = assign_homes(input_.layout, placement_);
+    const auto map = homes(placement_);
     auto built = build_plan(input_.layout, schedule_, placement_, map, PlanShape{}, input_.budget);
     operations_ += built.operations;
     if (!built.plan) return;
-    found_ = Candidate{placement_, {}, map, std::move(*built.plan)};
+    found_ = Candidate{placement_, {}, map, std::move(*built.plan), input_.budget};
     found_->map.peak = built.high_water;
   }
 
@@ -283,6 +294,12 @@ void place_states(const PlannerInput& input, std::uint32_t l, LayerPlacement& wh
 }
 
 }  // namespace
+
+LayerSchedule judged_schedule(const PlannerInput& input) {
+  const auto& durability = input.durability;
+  return training_schedule(input.layout.layers(),
+                           durability.two_slots && durability.commit_interval == 1);
+}
 
 Placement base_placement(const PlannerInput& input, Tier tier) {
   Placement placement = all_on(input.layout, tier);

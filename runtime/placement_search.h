@@ -12,7 +12,8 @@ struct Candidate {
   Placement placement;
   PlanShape shape;
   MemoryMap map;        // peak set
-  StepPlan training;    // without dependencies
+  StepPlan training;    // of the steps that matter most: committing when all are
+  PerTier<Bytes> capacity{};  // in which it was built
 };
 
 // Fills the fast tiers as far as `shape` leaves room; nothing when the shape itself does not fit.
@@ -24,6 +25,9 @@ std::optional<Candidate> search_placements(const PlannerInput& input);
 
 // The placement with the least of HBM that the configuration allows, everything on `tier`.
 Placement base_placement(const PlannerInput& input, Tier tier);
+
+// The schedule that placements are judged by.
+LayerSchedule judged_schedule(const PlannerInput& input);
 
 inline constexpr Bytes kUnlimited{std::uint64_t{1} << 56};
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "runtime/plan_buffers.h"
-#include "terrace/adam.h"
+#include "runtime/update_runs.h"
 #include "terrace/error.h"
 
 namespace terrace {
@@ -23,6 +23,7 @@ class PlanBuilder {
               const MemoryMap& map, const PlanShape& shape, const PerTier<Bytes>& capacity)
       : layout_(layout),
         placement_(placement),
+        map_(map),
         homes_(map.homes),
         shape_(shape),
         buffers_(map, capacity),
@@ -30,7 +31,9 @@ class PlanBuilder {
     plan_.schedule = schedule;
     run_bytes_ = {shape.run_segments * layout.segment_elements() *
                   layout.element_size(Content::parameter).count};
-    if (schedule.training) list_updates();
+    if (schedule.training) {
+      updates_ = list_update_runs(layout, schedule, placement, shape.run_segments);
+    }
   }
 
   StepPlan build() {
@@ -45,6 +48,7 @@ class PlanBuilder {
       while (drained_ + shape_.drain_lag <= position) drain(drained_++);
     }
     while (drained_ < uses.size()) drain(drained_++);
+    if (commits()) commit();
     return std::move(plan_);
   }
 
@@ -64,13 +68,6 @@ class PlanBuilder {
   struct Place {
     Tier tier;
     Extent extent;
-  };
-
-  // One update: segments of one layer whose homes do not change inside.
-  struct UpdateRun {
-    LayerId layer;
-    ElementRange elements;
-    Extent set;  // DRAM for the contents that do not live there
   };
 
   // ---- what every part uses
@@ -101,6 +98,11 @@ class PlanBuilder {
          {{content, source.tier, Access::read, layer, data_offset, source.extent},
           {content, destination.tier, Access::write, layer, data_offset, destination.extent}},
          source.extent.size);
+    // What an update reads or makes is hashed there, in cache.
+    const bool saved = class_of(content) == TensorClass::activation;
+    plan_.operations.back().hashed =
+        (kind == OpKind::write && saved) ||
+        (kind == OpKind::read && (saved || content == Content::parameter));
   }
 
   // Calls piece(offset, size) for `total` bytes cut into runs.
@@ -323,29 +325,6 @@ class PlanBuilder {
 
   // ---- the optimizer
 
-  void list_updates() {
-    for (const auto& use : plan_.schedule.uses) {
-      if (use.phase != Phase::backward) continue;
-      const auto cuts = run_boundaries(use.layer);
-      for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
-        updates_.push_back(
-            {use.layer, layout_.segment_range(use.layer, cuts[i], cuts[i + 1] - cuts[i]), {}});
-      }
-    }
-  }
-
-  // Multiples of the run length, and wherever a content's home changes.
-  std::vector<std::uint64_t> run_boundaries(LayerId layer) const {
-    const auto segments = layout_.block(layer).segments;
-    const auto& where = placement_[layer.value];
-    std::vector<std::uint64_t> cuts{std::min(where.parameter_dram_segments, segments), segments};
-    for (const auto count : where.state_dram_segments) cuts.push_back(std::min(count, segments));
-    for (std::uint64_t s = 0; s < segments; s += shape_.run_segments) cuts.push_back(s);
-    std::sort(cuts.begin(), cuts.end());
-    cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
-    return cuts;
-  }
-
   // Where these elements of a content live; they lie in one piece.
   Place home_of(Content content, const UpdateRun& run) const {
     const Bytes offset = run.elements.first * layout_.element_size(content);
@@ -434,37 +413,56 @@ class PlanBuilder {
                                    data_offset(Content::gradient, run), gradient}};
     for (const Content content : kUpdated) {
       const Access access = content == Content::parameter ? Access::write : Access::read_write;
+      const bool check =
+          access == Access::read_write && home_of(content, run).tier == Tier::nvme;
       operands.push_back({content, Tier::dram, access, run.layer, data_offset(content, run),
-                          in_dram(content, run)});
+                          in_dram(content, run), stored_extent(content, run), check});
     }
-    emit(OpKind::update, run.layer, operands, update_bytes(run));
+    emit(OpKind::update, run.layer, operands, update_bytes(layout_, run));
     plan_.operations.back().elements = run.elements;
   }
 
-  // The optimizer skips the padding between tensors.
-  Bytes update_bytes(const UpdateRun& run) const {
-    std::uint64_t elements = 0;
-    for (const auto& tensor : layout_.block(run.layer).tensors) {
-      const auto first = std::max(tensor.first, run.elements.first);
-      const auto end = std::min(tensor.end(), run.elements.end());
-      if (first < end) elements += end - first;
-    }
-    return {elements * adam_bytes_per_element(layout_.model().gradient_dtype,
-                                              layout_.model().parameter_dtype)};
+  bool commits() const { return plan_.schedule.commits && map_.durable.count > 0; }
+
+  // Where these elements will lie on NVMe after the pass; size 0: not there.
+  Extent stored_extent(Content content, const UpdateRun& run) const {
+    const Place home = home_of(content, run);
+    if (home.tier == Tier::nvme) return home.extent;
+    if (!commits() || content == Content::parameter) return {};
+    return durable_extent(map_, content, run.layer, data_offset(content, run), home.extent.size);
+  }
+
+  // Parameters need no durable copy: they are the rounded master weights.
+  void commit() {
+    emit(OpKind::commit, LayerId{0},
+         {{Content::master_weight, Tier::nvme, Access::read, LayerId{0}, {}, {{}, map_.durable}}},
+         map_.commit_bytes);
   }
 
   void write_back(const UpdateRun& run) {
     for (const Content content : {Content::parameter, Content::master_weight, Content::momentum,
                                   Content::variance}) {
       const Place home = home_of(content, run);
-      if (home.tier == Tier::dram) continue;
+      if (home.tier == Tier::dram) {
+        flush_home(content, run, home);
+        continue;
+      }
       transfer(home.tier == Tier::nvme ? OpKind::write : OpKind::upload, content, run.layer,
                data_offset(content, run), {Tier::dram, in_dram(content, run)}, home);
     }
   }
 
+  // What lives in RAM gets its durable copy with the commit.
+  void flush_home(Content content, const UpdateRun& run, Place home) {
+    const Extent stored = stored_extent(content, run);
+    if (stored.size.count == 0) return;
+    transfer(OpKind::write, content, run.layer, data_offset(content, run), home,
+             {Tier::nvme, stored});
+  }
+
   const ModelLayout& layout_;
   const Placement& placement_;
+  const MemoryMap& map_;
   const Homes& homes_;
   const PlanShape shape_;
   Bytes run_bytes_;

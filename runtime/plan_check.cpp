@@ -61,6 +61,7 @@ class Replay {
       case OpKind::forward:
       case OpKind::backward: use(operation, operands); break;
       case OpKind::update: update(operation, operands); break;
+      case OpKind::commit: commit(operands); break;
       default: transfer(operation, operands);
     }
   }
@@ -118,6 +119,21 @@ class Replay {
       if (writes(operand.access)) {
         table_.place(operand.tier, operand.extent, {operand.content, operand.layer, steps_ + 1},
                      operand.data_offset);
+      }
+    }
+  }
+
+  void commit(std::span<const Operand> operands) {
+    if (operands.size() != 1 || operands[0].tier != Tier::nvme ||
+        operands[0].extent != Extent{{}, plans_.map.durable} || !reads(operands[0].access)) {
+      problem("a commit does not cover the durable part");
+    }
+    for (std::size_t s = 0; s < kOptimizerStateCount; ++s) {
+      for (std::uint32_t l = 0; l < plans_.layout.layers(); ++l) {
+        const Bytes size = plans_.layout.block_size(LayerId{l}, kOptimizerStates[s]);
+        const auto wrong = table_.mismatch(Tier::nvme, {plans_.map.durable_base[s][l], size},
+                                           {kOptimizerStates[s], LayerId{l}, steps_ + 1}, {});
+        if (size.count > 0 && !wrong.empty()) problem("at the commit, " + wrong);
       }
     }
   }
@@ -187,7 +203,10 @@ std::vector<std::string> check_plans(const CheckedPlans& plans) {
   Replay replay(plans);
   replay.run(plans.training);
   replay.run(plans.training);
+  replay.run(plans.committing);
   replay.run(plans.evaluation);
+  replay.run(plans.committing);
+  replay.run(plans.committing);
   replay.run(plans.training);
   replay.run(plans.evaluation);
   return replay.problems();

@@ -16,13 +16,15 @@ struct CheckedPlans {
   const MemoryMap& map;
   PerTier<Bytes> budget;
   const StepPlan& training;
+  const StepPlan& committing;
   const StepPlan& evaluation;
 };
 
 // Replays steps and evaluations on a residency table and returns what is wrong; empty:
 // nothing. Proven are: every address lies inside the map and the map inside the budget; every use
 // and update finds the right version of its bytes; after each step every home holds the new
-// version; transfers have equal ends; dependencies point backward.
+// version, and at each commit the durable part holds that of every state; transfers have equal
+// ends; dependencies point backward.
 std::vector<std::string> check_plans(const CheckedPlans& plans);
 
 // Every two operations of which one writes what the other touches are ordered by dependencies, in

@@ -5,6 +5,7 @@
 
 #include "runtime/cost_model.h"
 #include "runtime/placement_search.h"
+#include "runtime/store_plan.h"
 #include "terrace/error.h"
 
 namespace terrace {
@@ -35,13 +36,18 @@ constexpr HostDepth kHostDepths[] = {{8, 64, 32}, {8, 24, 12}, {6, 12, 8}, {4, 8
 
 class Planner {
  public:
-  explicit Planner(const PlannerInput& input) : input_(input) {
+  explicit Planner(const PlannerInput& input) : input_(input), budget_(input.budget) {
     for (std::uint32_t l = 0; l < input.layout.layers(); ++l) {
       const auto& block = input.layout.block(LayerId{l});
       most_segments_ = std::max(most_segments_, block.segments);
       most_elements_ = std::max(most_elements_, block.elements);
     }
     list_run_lengths();
+    if (!input.durability.two_slots) return;
+    overhead_ = durable_overhead(input.layout, input.durability.weights);
+    refuse_durable();
+    input_.durability.commit_bytes = commit_bytes(input.layout, input.durability.weights);
+    at(input_.budget, Tier::nvme) -= overhead_;
   }
 
   EnginePlan plan() {
@@ -149,13 +155,14 @@ class Planner {
     if (best_ && floor_of(candidate) > best_seconds_ * kWorthwhile) return;
     simulated_ += candidate.training.operations.size();
     add_dependencies(candidate.training);
-    const double seconds =
-        steady_step_seconds(candidate.training,
-                            boundary_dependencies(candidate.training, candidate.training),
-                            input_.speeds);
+    const double seconds = step_seconds(candidate.training);
     if (best_ && seconds > best_seconds_ * kWorthwhile) return;
     best_ = std::move(candidate);
     best_seconds_ = seconds;
+  }
+
+  double step_seconds(const StepPlan& plan) const {
+    return steady_step_seconds(plan, boundary_dependencies(plan, plan), input_.speeds);
   }
 
   // No step is shorter than its slowest lane.
@@ -174,16 +181,29 @@ class Planner {
     result.placement = std::move(best_->placement);
     result.shape = best_->shape;
     result.map = std::move(best_->map);
-    result.training = std::move(best_->training);
+    result.training = training_plan(result, false);
+    result.committing = training_plan(result, true);
     result.evaluation = evaluation_plan(result);
-    for (const bool before : {false, true}) {
-      for (const bool after : {false, true}) {
-        result.boundary[before][after] =
+    for (const auto before : kPassKinds) {
+      for (const auto after : kPassKinds) {
+        result.boundary[static_cast<std::size_t>(before)][static_cast<std::size_t>(after)] =
             boundary_dependencies(result.plan(before), result.plan(after));
       }
     }
     result.forecast = forecast(result);
     return result;
+  }
+
+  // Committing takes no buffers, so both kinds of step fall into the same places.
+  StepPlan training_plan(const EnginePlan& plan, bool commits) const {
+    if (best_->training.schedule.commits == commits) return best_->training;
+    if (commits && !input_.durability.two_slots) return best_->training;
+    const auto schedule = training_schedule(input_.layout.layers(), commits);
+    auto built = build_plan(input_.layout, schedule, plan.placement, plan.map, plan.shape,
+                            best_->capacity);
+    TERRACE_CHECK(built.plan.has_value());
+    add_dependencies(*built.plan);
+    return std::move(*built.plan);
   }
 
   // An evaluation needs less than a training step, but its buffers may fall differently: then it
@@ -207,8 +227,16 @@ class Planner {
 
   Forecast forecast(const EnginePlan& plan) const {
     Forecast result;
+    const bool always = best_->training.schedule.commits;
+    const auto& usual = always ? plan.committing : plan.training;
     result.step_seconds = best_seconds_;
-    result.lanes = lane_totals(plan.training, input_.speeds);
+    result.lanes = lane_totals(usual, input_.speeds);
+    result.durability = durability(plan);
+    if (input_.durability.two_slots && !always) {
+      const double share = 1.0 / static_cast<double>(input_.durability.commit_interval);
+      result.step_seconds +=
+          share * (result.durability.commit_step_seconds - result.step_seconds);
+    }
     for (const Lane lane : kLanes) {
       if (at(result.lanes, lane).seconds > at(result.lanes, result.bottleneck).seconds) {
         result.bottleneck = lane;
@@ -216,11 +244,26 @@ class Planner {
     }
     for (const Tier tier : kTiers) {
       auto& entry = at(result.tiers, tier);
-      entry.budget = at(input_.budget, tier);
-      entry.peak = at(plan.map.peak, tier);
+      entry.budget = at(budget_, tier);
+      entry.peak = at(plan.map.peak, tier) + (tier == Tier::nvme ? overhead_ : Bytes{});
       entry.resident = at(plan.map.resident_class, tier);
-      entry.transient = entry.peak - at(plan.map.resident, tier);
+      entry.transient = at(plan.map.peak, tier) - at(plan.map.resident, tier);
     }
+    return result;
+  }
+
+  DurabilityForecast durability(const EnginePlan& plan) const {
+    DurabilityForecast result;
+    result.two_slots = input_.durability.two_slots;
+    if (!result.two_slots) return result;
+    result.commit_interval = input_.durability.commit_interval;
+    result.copies = plan.map.durable;
+    result.overhead = overhead_;
+    for (const Lane lane : {Lane::nvme_write, Lane::commit}) {
+      result.commit_bytes += at(lane_totals(plan.committing, input_.speeds), lane).bytes -
+                             at(lane_totals(plan.training, input_.speeds), lane).bytes;
+    }
+    result.commit_step_seconds = step_seconds(plan.committing);
     return result;
   }
 
@@ -235,7 +278,7 @@ class Planner {
     const auto placement = base_placement(input_, Tier::nvme);
     PlanShape serial;
     serial.run_segments = run_lengths_.front();
-    const auto map = assign_homes(input_.layout, placement);
+    const auto map = assign_homes(input_.layout, placement, input_.durability.two_slots);
     const auto built = build_plan(input_.layout, training_schedule(input_.layout.layers()),
                                   placement, map, serial, {kUnlimited, kUnlimited, kUnlimited});
     const Bytes needed = at(built.live_peak, Tier::hbm);
@@ -259,6 +302,21 @@ class Planner {
                     "\nGive --hbm at least that, or make the layer, batch or context smaller.");
   }
 
+  // Two slots of all states must fit the drive, whatever else does.
+  void refuse_durable() const {
+    Bytes states;
+    for (const auto& region : durable_regions(input_.layout)) states += region.extent.size;
+    const Bytes need = states + overhead_;
+    const Bytes budget = at(budget_, Tier::nvme);
+    if (need <= budget) return;
+    throw Error(ErrorCode::out_of_budget,
+                "the nvme budget of " + exact(budget) + " is " + exact(need - budget) +
+                    " too small for a store that survives: optimizer_state " + exact(states) +
+                    " in two slots, with tables and spares, take " + exact(need) +
+                    ".\nRaise the nvme budget, or keep one slot (--slots 1): then only what does "
+                    "not fit elsewhere goes to nvme, and nothing survives the run.");
+  }
+
   [[noreturn]] void refuse_storage() const {
     const Bytes dram = at(input_.budget, Tier::dram);
     const Bytes nvme = at(input_.budget, Tier::nvme);
@@ -267,7 +325,7 @@ class Planner {
     if (runs(serial.run_segments) > kMaxRuns * 16) serial.run_segments = run_lengths_.front();
     const auto schedule = training_schedule(input_.layout.layers());
     const auto placement = base_placement(input_, nvme.count > 0 ? Tier::nvme : Tier::dram);
-    const auto map = assign_homes(input_.layout, placement);
+    const auto map = assign_homes(input_.layout, placement, input_.durability.two_slots);
     const auto built = build_plan(input_.layout, schedule, placement, map, serial,
                                   {kUnlimited, kUnlimited, kUnlimited});
     std::string message = "the model's state does not fit:";
@@ -327,7 +385,9 @@ class Planner {
     }
   }
 
-  const PlannerInput& input_;
+  PlannerInput input_;            // its nvme budget without the overhead
+  const PerTier<Bytes> budget_;   // as given
+  Bytes overhead_;                // on nvme, of two slots
   std::uint64_t most_segments_ = 1;
   std::uint64_t most_elements_ = 0;
   std::vector<std::uint64_t> run_lengths_;  // longest first

@@ -13,6 +13,14 @@
 
 namespace terrace {
 
+// What survives the process. With two slots NVMe holds all optimizer states twice.
+struct DurabilityInput {
+  bool two_slots = false;
+  std::uint64_t commit_interval = 1;      // steps
+  std::vector<std::uint32_t> weights{1};  // of the drives; see stripe_weights()
+  Bytes commit_bytes{};                   // the planner's own note
+};
+
 struct PlannerInput {
   const ModelLayout& layout;
   PerTier<Bytes> budget{};
@@ -20,20 +28,28 @@ struct PlannerInput {
   Speeds speeds;
   std::optional<std::uint64_t> sub_group_elements;  // upper bound of one update
   std::optional<std::uint64_t> prefetch_elements;   // upper bound of parameters fetched ahead
+  DurabilityInput durability{};
 };
 
-// Immutable. Both plans use the same homes and fit the same map.
+// Immutable. All plans use the same homes and fit the same map.
 struct EnginePlan {
   Placement placement;
   PlanShape shape;
   MemoryMap map;
   StepPlan training;
+  StepPlan committing;  // a training step after which everything is durable; else as training
   StepPlan evaluation;
-  // [previous is evaluation][next is evaluation]
-  BoundaryDependencies boundary[2][2];
+  BoundaryDependencies boundary[kPassKindCount][kPassKindCount];  // [previous][next]
   Forecast forecast;
 
-  const StepPlan& plan(bool evaluate) const { return evaluate ? evaluation : training; }
+  const StepPlan& plan(PassKind kind) const {
+    return kind == PassKind::training     ? training
+           : kind == PassKind::committing ? committing
+                                          : evaluation;
+  }
+  const BoundaryDependencies& between(PassKind previous, PassKind next) const {
+    return boundary[static_cast<std::size_t>(previous)][static_cast<std::size_t>(next)];
+  }
 };
 
 // The plan with the shortest forecast step among those tried. Throws Error(out_of_budget) that

@@ -13,12 +13,14 @@ Lane lane_of(OpKind kind) {
     case OpKind::update: return Lane::adam;
     case OpKind::forward:
     case OpKind::backward: return Lane::compute;
+    case OpKind::commit: return Lane::commit;
   }
   TERRACE_CHECK(false);
 }
 
 bool on_device(OpKind kind) {
-  return kind != OpKind::read && kind != OpKind::write && kind != OpKind::update;
+  return kind != OpKind::read && kind != OpKind::write && kind != OpKind::update &&
+         kind != OpKind::commit;
 }
 
 const char* to_string(OpKind kind) {
@@ -30,6 +32,7 @@ const char* to_string(OpKind kind) {
     case OpKind::update: return "update";
     case OpKind::forward: return "forward";
     case OpKind::backward: return "backward";
+    case OpKind::commit: return "commit";
   }
   TERRACE_CHECK(false);
 }

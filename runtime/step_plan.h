@@ -21,6 +21,7 @@ enum class OpKind : std::uint8_t {
   update,    // Adam over a run of segments, in DRAM
   forward,   // the trainer's layer function, in HBM
   backward,
+  commit,    // makes the durable part of NVMe current as it is
 };
 
 Lane lane_of(OpKind kind);
@@ -40,6 +41,10 @@ struct Operand {
   LayerId layer;      // whose content it is (an output belongs to the layer above)
   Bytes data_offset;  // of these bytes inside the content's block
   Extent extent;      // where they lie
+  // Updates: the NVMe addresses of these bytes whose checksums the update makes (size 0: none), and
+  // whether what it finds must match them first.
+  Extent stored{};
+  bool check = false;
 };
 
 struct Operation {
@@ -50,6 +55,8 @@ struct Operation {
   ElementRange elements;     // update: of the block, padding included
   Bytes bytes;               // that its lane moves; 0 for layer uses
   double flops = 0;          // layer uses
+  bool hashed = false;       // reads and writes: the bytes are hashed on their way; otherwise the
+                             // update that they belong to does it while they are in cache
 };
 
 using OpIndex = std::uint32_t;
@@ -94,6 +101,11 @@ struct Homes {
 // What is reserved on every tier, for all plans of an engine: homes first, then the buffers.
 struct MemoryMap {
   Homes homes;
+  // NVMe addresses [0, durable) hold all optimizer states, wherever their homes are, in two slots;
+  // the pieces are those of Homes when every home is on NVMe. 0: nothing is durable.
+  Bytes durable;
+  Bytes commit_bytes;  // that a commit writes about itself
+  std::array<std::vector<Bytes>, kOptimizerStateCount> durable_base;  // of a layer's block
   PerTier<Bytes> resident{};             // [0, resident) holds the homes
   PerTier<Bytes> peak{};                 // [resident, peak) holds the buffers
   PerTier<ClassBytes> resident_class{};  // of resident

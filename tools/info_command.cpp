@@ -60,7 +60,8 @@ void show_drive(const std::string& directory) {
   line("scheduler", known(drive.scheduler));
   line("free", to_string(drive.free) + " of " + to_string(drive.size));
   const auto engine = make_io_engine({});
-  const auto file = engine->open({directory + "/terrace.info", 64_KiB, true, true});
+  const auto file = engine->open(
+      {.path = directory + "/terrace.info", .size = 64_KiB, .mode = IoFileMode::scratch});
   const auto facts = engine->file_info(file);
   line("direct I/O", facts.direct ? "yes, aligned to " + std::to_string(facts.alignment) : "no");
   if (!facts.direct) note(facts.direct_note);

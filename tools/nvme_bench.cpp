@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <random>
 
@@ -34,11 +35,17 @@ std::string introduction(const BenchResult& result, const Sessions& sessions) {
   std::string text = fmt::format("measuring for at most {:.0f} s{}; writing\n", seconds,
                                  result.with_fio ? ", fio included" : "");
   for (std::size_t i = 0; i < sessions.size(); ++i) {
-    text += fmt::format("  scratch files of {} in all into {}, up to {} altogether\n",
-                        to_string(sessions[i]->file_bytes() * (effort.extras ? 2 : 1)),
+    if (std::filesystem::is_regular_file(result.drives[i].directory)) {
+      text += "  nothing: " + result.drives[i].directory + " is a file and only read\n";
+      continue;
+    }
+    // A quarter more for the thread engine's.
+    const auto size = sessions[i]->file_bytes();
+    text += fmt::format("  a scratch file of {} into {}, up to {} altogether\n",
+                        to_string(effort.extras ? size + size / 4 : size),
                         result.drives[i].directory, to_string(effort.write_limit));
   }
-  return text + "They have no names: nothing is left behind, however this ends.\n";
+  return text + "A scratch file has no name: nothing is left behind, however this ends.\n";
 }
 
 // Two directories on one device measure it twice.

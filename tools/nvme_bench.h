@@ -47,4 +47,8 @@ BenchResult run_bench(const BenchOptions& options, const BenchListener& listener
 // Without drives it only checks the options: Error(invalid_argument) for a model that is none.
 void add_verdict(const BenchOptions& options, BenchResult& result);
 
+// What remains for writes when the drive's fast cache is full; the plain overwrite's speed when no
+// cliff was found below that. The drive must have been measured.
+double lasting_write_gb_s(const DriveResult& drive);
+
 }  // namespace terrace::cli

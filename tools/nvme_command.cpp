@@ -4,13 +4,17 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <fstream>
 #include <memory>
 
 #include "terrace/error.h"
 #include "tools/commands.h"
 #include "tools/nvme_bench.h"
+#include "tools/nvme_diff.h"
+#include "tools/nvme_html.h"
 #include "tools/nvme_json.h"
 #include "tools/nvme_text.h"
+#include "tools/nvme_tune.h"
 
 namespace terrace::cli {
 namespace {
@@ -85,13 +89,75 @@ struct BenchCommand {
     const bool color = ::isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr;
     fmt::print("{}", result_text(result, {color}));
     fmt::print("took {:.1f} s\n", result.seconds);
-    if (!json.empty()) write_file(json, to_json(result).dump(2) + "\n");
+    const auto text = to_json(result).dump(2) + "\n";
+    if (!json.empty()) write_file(json, text);
+    if (!html.empty()) write_file(html, html_report(result, text));
     return exit_code(result);
   }
 };
 
+struct TuneCommand {
+  BenchOptions bench;
+  std::string out;
+  std::string emit = "terrace";
+
+  int run() const {
+    const bool deepspeed = emit == "deepspeed";
+    if (out != "-") check_writable(out, "--out");
+    const auto result = bench_with_progress(bench);
+    if (result.interrupted) return 130;
+    const auto text = deepspeed ? deepspeed_config(result) : tuned_config(result);
+    if (out.empty() && !deepspeed) {
+      write_to_drives(result);
+    } else if (!out.empty() && out != "-") {
+      write_file(out, text);
+      fmt::print("written to {}\n", out);
+    }
+    fmt::print("{}", text);
+    return 0;
+  }
+
+ private:
+  // Into each directory what was found out about its drive.
+  static void write_to_drives(const BenchResult& result) {
+    for (const auto& drive : result.drives) {
+      BenchResult alone;
+      alone.drives.push_back(drive);
+      const auto path = drive.directory + "/" + kTunedFile;
+      write_file(path, tuned_config(alone));
+      fmt::print("written to {}; terrace train --nvme {} uses it\n", path, drive.directory);
+    }
+  }
+};
+
+struct DiffCommand {
+  std::string before;
+  std::string after;
+
+  int run() const {
+    const auto diff = diff_benches(read(before), read(after));
+    fmt::print("{}", diff_text(diff));
+    return diff.changed ? 1 : 0;
+  }
+
+ private:
+  static nlohmann::json read(const std::string& path) {
+    std::ifstream file(path);
+    auto json = nlohmann::json::parse(file, nullptr, false);
+    if (!file.is_open() || json.is_discarded()) {
+      throw Error(ErrorCode::invalid_argument,
+                  path + (file.is_open() ? " is no JSON" : " cannot be read") +
+                      "; name a file written by terrace nvme bench --json");
+    }
+    return json;
+  }
+};
+
 void add_bench_options(CLI::App& command, BenchOptions& options) {
-  command.add_option("directory", options.directories, "one directory on each drive")->required();
+  command
+      .add_option("directory", options.directories,
+                  "a directory on each drive, or a file to be read")
+      ->required();
   command.add_flag("--quick", options.quick, "15 seconds instead of 60");
   command.add_flag("--thorough", options.thorough, "5 minutes, more cells, a longer write");
   command.add_option("--seconds", options.seconds, "so many seconds in all");
@@ -120,6 +186,29 @@ void add_bench(CLI::App& app, ExitCode& code) {
   command->add_option("--tbw", options.rated_terabytes, "rated endurance of one drive in TB")
       ->check(CLI::PositiveNumber);
   command->add_option("--json", state->json, "write the result to this file");
+  command->add_option("--html", state->html, "write a page with pictures to this file");
+  command->callback([state, &code] { code.value = state->run(); });
+}
+
+void add_tune(CLI::App& app, ExitCode& code) {
+  auto* command = app.add_subcommand(
+      "tune", "measure drives and write the configuration that the runtime reads");
+  auto state = std::make_shared<TuneCommand>();
+  add_bench_options(*command, state->bench);
+  command->add_option("--out", state->out,
+                      std::string("a file, or - for the terminal alone; otherwise ") + kTunedFile +
+                          " in each directory");
+  command->add_option("--emit", state->emit, "terrace, or deepspeed for its aio block")
+      ->check(CLI::IsMember({"terrace", "deepspeed"}));
+  command->callback([state, &code] { code.value = state->run(); });
+}
+
+void add_diff(CLI::App& app, ExitCode& code) {
+  auto* command =
+      app.add_subcommand("diff", "what changed between two results, beyond the noise; exit 1 then");
+  auto state = std::make_shared<DiffCommand>();
+  command->add_option("first", state->before, "a file of bench --json")->required();
+  command->add_option("second", state->after, "another")->required();
   command->callback([state, &code] { code.value = state->run(); });
 }
 
@@ -129,6 +218,8 @@ void add_nvme(CLI::App& app, ExitCode& code) {
   auto* command = app.add_subcommand("nvme", "what a drive can do for training");
   command->require_subcommand(1);
   add_bench(*command, code);
+  add_tune(*command, code);
+  add_diff(*command, code);
 }
 
 }  // namespace terrace::cli

@@ -147,7 +147,7 @@ void DriveSession::threads(Nanoseconds deadline) {
   options_.progress("several threads");
   const auto helpers = static_cast<std::uint32_t>(std::clamp(detect_topology().cores, 1, 4));
   PhaseProof proof(*this, "threads");
-  drive_->prepare_threads(helpers, (deadline - now()) / 2);
+  drive_->prepare_threads(helpers);
   std::vector<CellResult> results;
   for (std::uint32_t count = 2; count <= helpers; count *= 2) {
     for (const auto each : {Pattern::read, Pattern::overwrite}) {
@@ -171,12 +171,12 @@ void DriveSession::threads(Nanoseconds deadline) {
 }
 
 void DriveSession::engines(Nanoseconds deadline) {
-  if (result_.engine.engine != "io_uring" || stopped()) return;
+  if (result_.engine.engine != "io_uring" || result_.read_only || stopped()) return;
   options_.progress("threads against io_uring");
   const auto usual = setting(Pattern::read);
   const auto depth = std::max<std::uint32_t>(usual.depth, 4);
   bench::DriveOptions options;
-  options.directory = options_.directory;
+  options.path = options_.directory;
   options.size = std::max(file_bytes_ / 4, Bytes{2 * kLargeBlock * depth});
   options.buffer_bytes = std::min<std::uint64_t>(buffer_bytes(), kLargeBlock * depth);
   options.seed = options_.seed + 100;
@@ -235,7 +235,7 @@ void DriveSession::compare_with_fio(CellResult& cell, Nanoseconds deadline) {
   options_.progress("fio and terrace in turn: " + pattern_name(cell.cell.pattern));
   const auto before = bench::machine_counters(facts().folder);
   const auto length =
-      pair_slice(deadline - now(), 1, kSliceOverheadSeconds + kFioOverheadSeconds / 2, 1.0);
+      pair_slice(deadline - now(), 1, kSliceOverheadSeconds + kFioOverheadSeconds / 2, 0.3);
   const auto& path = drive_->file().path;
   const auto bytes = drive_->written_bytes() / cell.cell.block_bytes * cell.cell.block_bytes;
   Series speed;

@@ -40,7 +40,8 @@ int exit_code(const BenchResult& result) {
   if (result.interrupted) return 130;
   const bool measured =
       !result.drives.empty() && std::ranges::all_of(result.drives, &DriveResult::measured);
-  if (!measured || result.verdicts.empty()) return 2;
+  const bool read_only = std::ranges::any_of(result.drives, &DriveResult::read_only);
+  if (!measured || (result.verdicts.empty() && !read_only)) return 2;
   const bool all_hide = std::ranges::all_of(result.verdicts, [](const ModelVerdict& model) {
     return model.verdict.hides.value_or(true);
   });

@@ -76,7 +76,8 @@ struct DriveResult {
   std::string directory;
   DriveFacts facts;
   std::optional<double> temperature_after_c;
-  bool measured = false;  // false: only facts and refusals
+  bool measured = false;   // false: only facts and refusals
+  bool read_only = false;  // a file that was there: nothing is written, there is no verdict
   IoFileInfo file;
   IoEngineInfo engine;
   std::string system_calls_note;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "terrace/error.h"
 #include "tiers/topology.h"
@@ -21,7 +22,6 @@ constexpr std::uint64_t kUsualBlock = std::uint64_t{1} << 20;
 constexpr std::uint32_t kUsualDepth = 8;
 constexpr Bytes kLeastFile = 64_MiB;
 constexpr Bytes kLeastWritten = 16_MiB;
-constexpr Bytes kHelperFile = 256_MiB;
 constexpr std::uint64_t kFillParts = 8;
 constexpr int kVerifyBlocks = 64;
 constexpr std::size_t kWindows = 8;  // that a pattern's run is cut into
@@ -97,7 +97,8 @@ bool DriveSession::open() {
            {memory ? "memory" : std::string(to_string(result_.facts.kind)), objection});
     return false;
   }
-  if (file_bytes_ < kLeastFile) {
+  result_.read_only = std::filesystem::is_regular_file(options_.directory);
+  if (!result_.read_only && file_bytes_ < kLeastFile) {
     refuse("everything",
            {"no_space", fmt::format("{} has {} free, and {} are needed for the scratch files; free "
                                     "some or name another directory",
@@ -106,9 +107,8 @@ bool DriveSession::open() {
     return false;
   }
   bench::DriveOptions drive;
-  drive.directory = options_.directory;
+  drive.path = options_.directory;
   drive.size = file_bytes_;
-  drive.helper_size = std::min(kHelperFile, file_bytes_ / 4);
   drive.buffer_bytes = buffer_bytes();
   drive.helper_buffer_bytes = std::min<std::uint64_t>(drive.buffer_bytes, 16 << 20);
   drive.seed = options_.seed;
@@ -129,6 +129,20 @@ bool DriveSession::open() {
   return false;
 }
 
+bool DriveSession::prepare(Nanoseconds deadline) {
+  if (!result_.read_only) return fill(deadline);
+  if (const auto refusal = drive_->refuse_file()) {
+    refuse("everything", *refusal);
+    return false;
+  }
+  if (drive_->written_bytes() >= kLeastWritten.count) return true;
+  refuse("everything", {"too_small", fmt::format("the file has {}; name one of {} at least, or its "
+                                                 "directory",
+                                                 to_string(Bytes{drive_->written_bytes()}),
+                                                 to_string(kLeastWritten))});
+  return false;
+}
+
 bool DriveSession::fill(Nanoseconds deadline) {
   options_.progress("first write");
   PhaseProof proof(*this, "first write");
@@ -146,7 +160,7 @@ bool DriveSession::fill(Nanoseconds deadline) {
   }
   speed_gb_s_ = cell.median_gb_s();
   result_.cells.push_back(std::move(cell));
-  if (const auto refusal = drive_->refuse_files()) {
+  if (const auto refusal = drive_->refuse_file()) {
     refuse("everything", *refusal);
     return false;
   }
@@ -275,7 +289,7 @@ bool DriveSession::run(bench::TimePlan& plan) {
     return plan.deadline(now(), weight);
   };
   const auto begin = bench::machine_counters(facts().folder);
-  if (!open() || !fill(phase(PhaseWeights::kFill))) {
+  if (!open() || !prepare(phase(PhaseWeights::kFill))) {
     plan.drop(weights);
     return false;
   }
@@ -288,7 +302,7 @@ bool DriveSession::run(bench::TimePlan& plan) {
     engines(phase(PhaseWeights::kEngines));
   }
   // Before fio, which leaves its own data in the file.
-  if (!stopped()) verify();
+  if (!stopped() && !result_.read_only) verify();
   if (options_.fio != nullptr) compare_with_fio(phase(PhaseWeights::fio(effort)));
   plan.drop(weights);
   if (stopped()) return false;
@@ -297,7 +311,7 @@ bool DriveSession::run(bench::TimePlan& plan) {
 }
 
 void DriveSession::conclude(const bench::MachineCounters& begin) {
-  if (const auto refusal = drive_->refuse_files()) refuse("everything", *refusal);
+  if (const auto refusal = drive_->refuse_file()) refuse("everything", *refusal);
   refuse_impossible_speeds();
   result_.claimed = claims();
   const auto end = bench::machine_counters(facts().folder);
@@ -305,9 +319,10 @@ void DriveSession::conclude(const bench::MachineCounters& begin) {
   result_.temperature_after_c = drive_facts(options_.directory, options_.sysfs_root).temperature_c;
   const bool refused = std::ranges::any_of(
       result_.refused, [](const Refused& each) { return each.what == "everything"; });
-  result_.measured = !refused && result_.of(Pattern::read) != nullptr &&
-                     result_.of(Pattern::overwrite) != nullptr &&
-                     result_.of(Pattern::optimizer_step) != nullptr;
+  const bool written =
+      result_.of(Pattern::overwrite) != nullptr && result_.of(Pattern::optimizer_step) != nullptr;
+  result_.measured =
+      !refused && result_.of(Pattern::read) != nullptr && (written || result_.read_only);
 }
 
 bench::MovedBytes DriveSession::claims() const {

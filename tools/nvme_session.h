@@ -68,6 +68,7 @@ class DriveSession {
  private:
   friend class PhaseProof;
   bool open();
+  bool prepare(Nanoseconds deadline);
   bool fill(Nanoseconds deadline);
   void sweep(Nanoseconds deadline);
   void patterns(Nanoseconds deadline);

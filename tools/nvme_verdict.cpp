@@ -14,19 +14,12 @@ using bench::Pattern;
 
 constexpr std::array kUsualModels{"1B", "7B", "13B", "70B"};
 
-// What remains for a write when the drive's fast cache is full, or the plain overwrite.
-double lasting_write(const DriveResult& drive) {
-  const double write = drive.of(Pattern::overwrite)->median_gb_s();
-  if (!drive.cliff) return write;
-  return std::min(write, drive.cliff->found ? drive.cliff->after_gb_s : drive.cliff->mean_gb_s);
-}
-
 // Of one drive, on the average over all, and as all of them scale.
 bench::DriveSpeeds speeds_of(const BenchResult& result) {
   bench::DriveSpeeds sum;
   for (const auto& drive : result.drives) {
     sum.read_gb_s += drive.of(Pattern::read)->median_gb_s();
-    sum.write_gb_s += lasting_write(drive);
+    sum.write_gb_s += lasting_write_gb_s(drive);
     sum.optimizer_gb_s += drive.of(Pattern::optimizer_step)->median_gb_s();
   }
   const auto count = static_cast<double>(result.drives.size());
@@ -60,14 +53,21 @@ std::vector<std::string> models_of(const BenchOptions& options) {
 
 }  // namespace
 
+double lasting_write_gb_s(const DriveResult& drive) {
+  const double write = drive.of(Pattern::overwrite)->median_gb_s();
+  if (!drive.cliff) return write;
+  return std::min(write, drive.cliff->found ? drive.cliff->after_gb_s : drive.cliff->mean_gb_s);
+}
+
 void add_verdict(const BenchOptions& options, BenchResult& result) {
   const auto models = models_of(options);
   std::vector<double> parameters;
   for (const auto& name : models) parameters.push_back(bench::parse_parameters(name.c_str()));
   if (result.drives.empty()) return;
   for (const auto& drive : result.drives) {
-    if (drive.measured) continue;
-    result.no_verdict = drive.directory + " could not be measured";
+    if (drive.measured && !drive.read_only) continue;
+    result.no_verdict = drive.directory + (drive.measured ? " is a file: only reads were measured"
+                                                          : " could not be measured");
     return;
   }
   const auto speeds = speeds_of(result);

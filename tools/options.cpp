@@ -1,9 +1,11 @@
 #include "tools/options.h"
 
 #include <cstdlib>
+#include <filesystem>
 #include <sstream>
 
 #include "terrace/error.h"
+#include "tools/nvme_tune.h"
 
 namespace terrace::cli {
 namespace {
@@ -66,8 +68,18 @@ void TierOptions::add(CLI::App& command) {
   command.add_option("--config", config_file, "a JSON configuration (docs/config.md)");
   command.add_option("--hbm", hbm, "budget on the device, for example 128MiB");
   command.add_option("--dram", dram, "budget in RAM");
-  command.add_option("--nvme", nvme, "directory on the drive that takes the rest");
-  command.add_option("--nvme-budget", nvme_budget, "budget on the drive");
+  command
+      .add_option("--nvme", nvme,
+                  "directory on the drive that takes the rest; several for several drives")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  command.add_option("--nvme-budget", nvme_budget, "budget on all drives together");
+  command.add_option("--keep-free", keep_free, "never leave less than this free on a drive");
+  command
+      .add_option("--slots", slots,
+                  "2: a run can be killed and resumed; 1: half the space, nothing survives")
+      ->check(CLI::Range(1, 2));
+  command.add_option("--commit-interval", commit_interval, "steps between commits (1)")
+      ->check(CLI::PositiveNumber);
   command.add_option("--segment", segment,
                      "parameter bytes of a segment, a power of two from 4096");
   command.add_option("--io", io_engine, "auto, io_uring, threads or memory");
@@ -82,12 +94,38 @@ Config TierOptions::config() const {
   if (!hbm.empty()) config.budget.hbm = parse_bytes(hbm);
   if (!dram.empty()) config.budget.dram = parse_bytes(dram);
   if (!nvme_budget.empty()) config.budget.nvme = parse_bytes(nvme_budget);
-  if (!nvme.empty()) config.nvme = {{nvme, {}, {}}};
+  if (!nvme.empty()) config.nvme = drives(config.nvme);
+  if (!keep_free.empty()) {
+    for (auto& drive : config.nvme) drive.keep_free = parse_bytes(keep_free);
+  }
+  if (slots) config.store.slots = *slots;
+  if (commit_interval) config.store.commit_interval = *commit_interval;
+  apply_tuned(config, has_aio_block(config_file));
   if (!segment.empty()) config.segment = parse_bytes(segment);
   if (!io_engine.empty()) config.io.kind = parse_io_engine(io_engine);
   if (adam_threads) config.adam_threads = *adam_threads;
   if (!throttle.empty()) apply_throttle(throttle, config);
   return config;
+}
+
+std::vector<NvmeConfig> TierOptions::drives(const std::vector<NvmeConfig>& known) const {
+  std::vector<NvmeConfig> result;
+  for (const auto& directory : nvme) {
+    NvmeConfig drive{directory};
+    for (const auto& other : known) {
+      if (other.path == directory) drive = other;
+    }
+    for (const auto& other : result) {
+      if (std::filesystem::weakly_canonical(other.path) !=
+          std::filesystem::weakly_canonical(directory)) {
+        continue;
+      }
+      throw Error(ErrorCode::invalid_argument,
+                  "--nvme " + directory + " is named twice; name each drive once");
+    }
+    result.push_back(drive);
+  }
+  return result;
 }
 
 void apply_throttle(const std::string& text, Config& config) {

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "terrace/config.h"
 #include "tools/gpt_model.h"
@@ -25,15 +26,22 @@ struct ModelOptions {
 struct TierOptions {
   std::string config_file;
   std::string hbm, dram, nvme_budget;  // sizes
-  std::string nvme;                    // a directory
+  std::vector<std::string> nvme;       // a directory on each drive
+  std::optional<std::uint32_t> slots;
+  std::optional<std::uint64_t> commit_interval;
+  std::string keep_free;               // a size
   std::string throttle;                // "nvme_read=1.0,adam=2"
   std::string io_engine;
   std::string segment;
   std::optional<int> adam_threads;
 
   void add(CLI::App& command);
-  // The file's configuration with the flags over it.
+  // The file's configuration with the flags over it. Directories that the file names too keep what
+  // it says about them; what nothing says comes from the drive's tuned file (nvme_tune.h), if any.
   Config config() const;
+
+ private:
+  std::vector<NvmeConfig> drives(const std::vector<NvmeConfig>& known) const;
 };
 
 // Throws Error(invalid_argument) naming the lane that is unknown or the value that is no speed.

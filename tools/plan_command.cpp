@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 
+#include "runtime/engine_store.h"
 #include "runtime/planner.h"
 #include "terrace/error.h"
 #include "tiers/drive_facts.h"
@@ -27,14 +28,64 @@ struct PlanCommand {
     PerTier<Bytes> budget{config.budget.hbm.value_or(80_GiB),
                           config.budget.dram.value_or(detect_topology().memory),
                           config.budget.nvme.value_or(Bytes{})};
-    if (!config.budget.nvme && !config.nvme.empty()) {
-      at(budget, Tier::nvme) = drive_facts(config.nvme.front().path).free;
+    const auto drives = drives_of(config);
+    const auto durability = durability_of(config, drives);
+    if (!config.budget.nvme) {
+      at(budget, Tier::nvme) = free_on_drives(config.nvme, durability.weights);
     }
+    auto assumed = speeds_of(config);
+    combine(drives, durability.weights, assumed);
     const auto begin = std::chrono::steady_clock::now();
-    const auto plan = plan_engine({layout, budget, config.placement, speeds_of(config),
-                                   config.sub_group_elements, config.prefetch_elements});
+    PlannerInput input{layout, budget, config.placement, assumed, config.sub_group_elements,
+                       config.prefetch_elements, durability};
+    const auto plan = plan_engine(input);
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
     print(gpt, layout, plan, spent.count());
+    if (!config.nvme.empty()) compare(input, plan.forecast);
+  }
+
+  // What surviving costs, against the other choices.
+  static void compare(PlannerInput input, const Forecast& chosen) {
+    fmt::print("  {:<34}{:>14}{:>16}{:>14}\n", "choice", "on nvme", "written/step", "step");
+    const auto row = [&](const std::string& name, std::uint32_t slots, std::uint64_t interval) {
+      input.durability.two_slots = slots == 2;
+      input.durability.commit_interval = interval;
+      try {
+        const auto forecast = plan_engine(input).forecast;
+        fmt::print("  {:<34}{:>14}{:>16}{:>14}{}\n", name,
+                   to_string(at(forecast.tiers, Tier::nvme).peak), to_string(written(forecast)),
+                   duration_text(forecast.step_seconds),
+                   forecast.durability.two_slots == chosen.durability.two_slots &&
+                           (slots == 1 || interval == chosen.durability.commit_interval)
+                       ? "  <- chosen"
+                       : "");
+      } catch (const Error&) {
+        fmt::print("  {:<34}{:>14}\n", name, "does not fit");
+      }
+    };
+    row("--slots 2", 2, 1);
+    const auto interval = chosen.durability.commit_interval;
+    const std::uint64_t rare = interval > 1 ? interval : 100;
+    row(fmt::format("--slots 2 --commit-interval {}", rare), 2, rare);
+    row("--slots 1 (nothing survives)", 1, 1);
+  }
+
+  // Mean over the steps between two commits.
+  static Bytes written(const Forecast& forecast) {
+    const Bytes usual = at(forecast.lanes, Lane::nvme_write).bytes;
+    const auto& durability = forecast.durability;
+    if (!durability.two_slots) return usual;
+    if (durability.commit_interval == 1) return usual + at(forecast.lanes, Lane::commit).bytes;
+    return usual + durability.commit_bytes / durability.commit_interval;
+  }
+
+  std::vector<DriveSpeed> drives_of(const Config& config) const {
+    std::vector<DriveSpeed> drives;
+    for (const auto& drive : config.nvme) {
+      drives.push_back({drive.read_gb_s.value_or(speeds.nvme_read_gb_s),
+                        drive.write_gb_s.value_or(speeds.nvme_write_gb_s)});
+    }
+    return drives;
   }
 
   Speeds speeds_of(const Config& config) const {
@@ -46,9 +97,6 @@ struct PlanCommand {
     take(config.speeds.device_to_host_gb_s, result.device_to_host_gb_s);
     take(config.speeds.adam_gb_s, result.adam_gb_s);
     take(config.speeds.compute_tflops, result.compute_tflops);
-    if (config.nvme.empty()) return result;
-    take(config.nvme.front().read_gb_s, result.nvme_read_gb_s);
-    take(config.nvme.front().write_gb_s, result.nvme_write_gb_s);
     return result;
   }
 
@@ -76,8 +124,8 @@ void add_plan(CLI::App& app, ExitCode&) {
   state->model.add(*command);
   state->tiers.add(*command);
   auto& speeds = state->speeds;
-  command->add_option("--nvme-read-gb-s", speeds.nvme_read_gb_s, "assumed speed");
-  command->add_option("--nvme-write-gb-s", speeds.nvme_write_gb_s, "assumed speed");
+  command->add_option("--nvme-read-gb-s", speeds.nvme_read_gb_s, "assumed speed of each drive");
+  command->add_option("--nvme-write-gb-s", speeds.nvme_write_gb_s, "assumed speed of each drive");
   command->add_option("--host-to-device-gb-s", speeds.host_to_device_gb_s, "assumed speed");
   command->add_option("--device-to-host-gb-s", speeds.device_to_host_gb_s, "assumed speed");
   command->add_option("--adam-gb-s", speeds.adam_gb_s, "assumed speed");

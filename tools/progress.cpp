@@ -16,14 +16,17 @@ constexpr std::uint64_t kPlainLines = 20;  // over a whole run
 
 }  // namespace
 
-Progress::Progress(std::uint64_t steps, std::uint64_t tokens_per_step)
-    : steps_(steps), tokens_(tokens_per_step), terminal_(::isatty(STDOUT_FILENO) != 0) {}
+Progress::Progress(std::uint64_t steps, std::uint64_t tokens_per_step, std::uint64_t before)
+    : steps_(steps),
+      tokens_(tokens_per_step),
+      before_steps_(before),
+      terminal_(::isatty(STDOUT_FILENO) != 0) {}
 
 // GB/s of every lane over the step.
 std::string Progress::lanes(const EngineStats& stats, double seconds) {
   std::string text;
   for (const Lane lane : kLanes) {
-    if (lane == Lane::compute) continue;
+    if (lane == Lane::compute || lane == Lane::commit) continue;
     static constexpr const char* kShort[] = {"rd", "wr", "up", "dn", "adam"};
     const auto moved = at(stats.lanes, lane).bytes - at(before_, lane).bytes;
     text += fmt::format(" {} {:.2f}", kShort[static_cast<std::size_t>(lane)],
@@ -35,7 +38,8 @@ std::string Progress::lanes(const EngineStats& stats, double seconds) {
 
 void Progress::show(std::uint64_t step, double loss, double seconds, const EngineStats& stats) {
   spent_ += seconds;
-  const double left = spent_ / static_cast<double>(step) * static_cast<double>(steps_ - step);
+  const double mean = spent_ / static_cast<double>(step - before_steps_);
+  const double left = mean * static_cast<double>(steps_ - step);
   const auto speeds = lanes(stats, seconds);
   const double rate = static_cast<double>(tokens_) / seconds;
   if (terminal_) {
@@ -47,7 +51,7 @@ void Progress::show(std::uint64_t step, double loss, double seconds, const Engin
     return;
   }
   const std::uint64_t every = std::max<std::uint64_t>(1, steps_ / kPlainLines);
-  if (step % every != 0 && step != 1 && step != steps_) return;
+  if (step % every != 0 && step != before_steps_ + 1 && step != steps_) return;
   fmt::print("step {}/{}  loss {:.3f} bits/byte  {:.0f} tokens/s  GB/s{}  {} left\n", step, steps_,
              loss, rate, speeds, duration_text(left));
   std::fflush(stdout);

@@ -11,7 +11,8 @@ namespace terrace::cli {
 // Thread rule: one thread.
 class Progress {
  public:
-  Progress(std::uint64_t steps, std::uint64_t tokens_per_step);
+  // `before`: steps that a resumed run need not make again.
+  Progress(std::uint64_t steps, std::uint64_t tokens_per_step, std::uint64_t before);
 
   // After step `step` (from 1); loss in bits per byte.
   void show(std::uint64_t step, double loss, double seconds, const EngineStats& stats);
@@ -22,6 +23,7 @@ class Progress {
 
   const std::uint64_t steps_;
   const std::uint64_t tokens_;
+  const std::uint64_t before_steps_;
   const bool terminal_;
   double spent_ = 0;
   PerLane<LaneStats> before_{};

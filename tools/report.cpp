@@ -35,6 +35,19 @@ std::string printable(const std::string& bytes) {
   return text;
 }
 
+std::string durability_text(const DurabilityForecast& durability, double step_seconds) {
+  if (!durability.two_slots) return "  durability: none; nothing survives the run\n";
+  const auto every = durability.commit_interval == 1
+                         ? std::string("every step")
+                         : fmt::format("every {} steps", durability.commit_interval);
+  return fmt::format(
+      "  durability: commit {}; nvme holds {} of states, and {} of second slot and tables\n"
+      "              a committing step writes {} more and takes {}, {} on average\n",
+      every, to_string(durability.copies), to_string(durability.overhead),
+      to_string(durability.commit_bytes), duration_text(durability.commit_step_seconds),
+      duration_text(step_seconds));
+}
+
 std::string plan_text(const Forecast& forecast) {
   std::string text;
   auto out = std::back_inserter(text);
@@ -56,6 +69,7 @@ std::string plan_text(const Forecast& forecast) {
                    duration_text(entry.seconds),
                    lane == forecast.bottleneck ? "  <- bottleneck" : "");
   }
+  text += durability_text(forecast.durability, forecast.step_seconds);
   fmt::format_to(out, "  forecast: {} per step, {:.2f} times the bottleneck's floor\n",
                  duration_text(forecast.step_seconds),
                  forecast.step_seconds / at(forecast.lanes, forecast.bottleneck).seconds);

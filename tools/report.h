@@ -12,6 +12,9 @@ namespace terrace::cli {
 // Budgets, reserved bytes by class, bytes and floor of every lane, forecast step and bottleneck.
 std::string plan_text(const Forecast& forecast);
 
+// What it costs in space, bytes and time that the run can be killed at any instant.
+std::string durability_text(const DurabilityForecast& durability, double step_seconds);
+
 // Forecast against measured, per lane and step.
 std::string lanes_text(const Forecast& forecast, const EngineStats& stats, std::uint64_t steps,
                        double mean_step_seconds);

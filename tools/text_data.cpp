@@ -1,5 +1,7 @@
 #include "tools/text_data.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -103,6 +105,8 @@ TextData::Batch TextData::batch(const GptConfig& config, std::uint64_t step) con
   }
   return result;
 }
+
+std::uint64_t TextData::hash() const { return XXH3_64bits(text_.data(), text_.size()); }
 
 double TextData::order0_entropy() const {
   std::array<double, kVocabulary> counts{};

@@ -30,6 +30,7 @@ class TextData {
   // Bits per byte of the best guess that ignores the past.
   double order0_entropy() const;
   std::uint64_t bytes() const { return text_.size(); }
+  std::uint64_t hash() const;  // of the text
   std::uint64_t files() const { return files_; }
   const std::string& text() const { return text_; }
 

@@ -63,7 +63,8 @@ TieredTrainer::TieredTrainer(const GptConfig& config, const Config& engine, Engi
     : config_(config),
       engine_(engine, make_model(config), make_initializer(config), std::move(ports)) {}
 
-TieredTrainer::Result TieredTrainer::step(const TextData::Batch& batch, double learning_rate) {
+TieredTrainer::Result TieredTrainer::step(const TextData::Batch& batch, double learning_rate,
+                                          const Keep& keep) {
   Result result;
   auto step = engine_.begin_step({learning_rate});
   const auto run = [&](LayerView& view, auto function) {
@@ -86,7 +87,8 @@ TieredTrainer::Result TieredTrainer::step(const TextData::Batch& batch, double l
     run(view, backward);
     view.submit_gradients();
   }
-  result.report = step.finish();
+  const auto kept = [&](const StepReport&) { return keep ? keep(result.loss) : std::string{}; };
+  result.report = step.finish(kept);
   return result;
 }
 

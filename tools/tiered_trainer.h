@@ -21,7 +21,9 @@ class TieredTrainer {
     StepReport report;
     double loss = 0;  // mean cross-entropy in nats
   };
-  Result step(const TextData::Batch& batch, double learning_rate);
+  // keep(loss) is what a commit of this step keeps; see Step::finish().
+  using Keep = std::function<std::string(double loss)>;
+  Result step(const TextData::Batch& batch, double learning_rate, const Keep& keep = {});
 
   // The logits [256] that follow `tokens`, of which the last context's worth is used.
   std::vector<float> next_logits(const std::vector<std::int32_t>& tokens);

@@ -27,6 +27,7 @@ using gpt::TextData;
 using gpt::TieredTrainer;
 
 constexpr std::size_t kRecentSteps = 10;  // over which the final loss is averaged
+using Losses = std::vector<double>;
 
 volatile std::sig_atomic_t interrupted = 0;
 void on_interrupt(int) { interrupted = 1; }
@@ -41,6 +42,8 @@ struct TrainOptions {
   std::string json;
   std::uint32_t sample = 0;
   bool verify = false;
+  bool resume = false;
+  bool discard = false;
 };
 
 // One run, from the options to the exit code.
@@ -55,6 +58,9 @@ class TrainRun {
     check_writable(options.trace, "--trace");
     if (!options.trace.empty()) config_.trace = options.trace;
     rate_ = options.learning_rate.value_or(config_.learning_rate);
+    if (options.resume) config_.store.mode = StoreMode::resume;
+    if (options.discard) config_.store.mode = StoreMode::discard;
+    config_.store.identity = identity();
     if (!config_.speeds.compute_tflops) {
       config_.speeds.compute_tflops =
           gpt::measure_tflops(gpt_) / (1 + config_.throttle.compute_delay);
@@ -66,6 +72,7 @@ class TrainRun {
     Engine& engine = trainer.engine();
     if (options_.verify) reference_ = std::make_unique<ReferenceTrainer>(gpt_, config_.optimizer);
     introduce(engine);
+    take_over(engine);
     train(trainer);
     engine.drain();
     conclude(trainer);
@@ -80,6 +87,15 @@ class TrainRun {
     if (std::ofstream(path, std::ios::app)) return;
     throw Error(ErrorCode::io, std::string(option) + " " + path +
                                    " cannot be written; name a file in a writable directory");
+  }
+
+  // What makes another run of it; the learning rate may change on the way.
+  std::vector<std::pair<std::string, std::string>> identity() const {
+    return {{"model", fmt::format("gpt of {} blocks, width {}, {} heads, context {}", gpt_.layers,
+                                  gpt_.width, gpt_.heads, gpt_.context)},
+            {"batch", std::to_string(gpt_.batch)},
+            {"seed", std::to_string(gpt_.seed)},
+            {"data", fmt::format("{} bytes, hash {:016x}", data_.bytes(), data_.hash())}};
   }
 
   std::uint64_t state_bytes() const {
@@ -100,18 +116,44 @@ class TrainRun {
                stats.direct ? "direct" : "not direct (" + stats.direct_note + ")",
                stats.io.registered_buffers ? ", registered buffers" : "");
     for (const auto& note : stats.io.notes) fmt::print("note: {}\n", note);
+    for (const auto& note : stats.store_notes) fmt::print("store: {}\n", note);
+    if (const auto step = engine.resumed_step()) {
+      fmt::print("resumed at step {} of {}\n", *step, options_.steps);
+    }
     for (const auto& note : config_.notes) fmt::print("note: {}\n", note);
     fmt::print("plan\n{}", plan_text(engine.forecast()));
     std::fflush(stdout);
   }
 
+  // What the steps before a resume left: the losses kept with the commit, and, to verify, the same
+  // steps in memory.
+  void take_over(Engine& engine) {
+    first_ = engine.steps();
+    if (first_ == 0) return;
+    const auto kept = nlohmann::json::parse(engine.trainer_state(), nullptr, false);
+    if (kept.is_object() && kept.contains("losses")) losses_ = kept["losses"].get<Losses>();
+    kept_losses_ = losses_.size();
+    if (!reference_) return;
+    fmt::print("repeating {} steps in memory to verify ...\n", first_);
+    std::fflush(stdout);
+    for (std::uint64_t s = 1; s <= first_; ++s) reference_->step(data_.batch(gpt_, s), rate_);
+  }
+
+  // The losses that the summary is made of.
+  std::string keep(double loss) const {
+    auto recent = losses_;
+    recent.push_back(loss / std::numbers::ln2);
+    if (recent.size() > kRecentSteps) recent.erase(recent.begin(), recent.end() - kRecentSteps);
+    return nlohmann::json{{"losses", recent}}.dump();
+  }
+
   void train(TieredTrainer& trainer) {
     const auto previous = std::signal(SIGINT, on_interrupt);
-    Progress progress(options_.steps, gpt_.rows());
-    for (std::uint64_t s = 1; s <= options_.steps && interrupted == 0; ++s) {
+    Progress progress(options_.steps, gpt_.rows(), first_);
+    for (std::uint64_t s = first_ + 1; s <= options_.steps && interrupted == 0; ++s) {
       const auto batch = data_.batch(gpt_, s);
       const auto begin = std::chrono::steady_clock::now();
-      const auto result = trainer.step(batch, rate_);
+      const auto result = trainer.step(batch, rate_, [&](double loss) { return keep(loss); });
       const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
       if (reference_) reference_->step(batch, rate_);
       step_seconds_.push_back(spent.count());
@@ -121,6 +163,16 @@ class TrainRun {
     }
     progress.end();
     std::signal(SIGINT, previous);
+    commit_rest(trainer.engine());
+  }
+
+  // The last steps of a run are kept even when it was not their turn.
+  void commit_rest(Engine& engine) const {
+    const bool durable = engine.forecast().durability.two_slots;
+    if (!durable || engine.steps() % config_.store.commit_interval == 0) return;
+    const auto recent = std::min(kRecentSteps, losses_.size());
+    const Losses last(losses_.end() - static_cast<std::ptrdiff_t>(recent), losses_.end());
+    engine.commit(nlohmann::json{{"losses", last}}.dump());
   }
 
   double mean_step() const {
@@ -138,10 +190,15 @@ class TrainRun {
 
   void conclude(TieredTrainer& trainer) {
     Engine& engine = trainer.engine();
-    if (interrupted != 0) fmt::print("interrupted: stopped after step {}\n", losses_.size());
+    if (interrupted != 0) fmt::print("interrupted: stopped after step {}\n", engine.steps());
     stats_ = engine.stats();
-    if (!losses_.empty()) {
-      fmt::print("result\n{}", lanes_text(engine.forecast(), stats_, losses_.size(), mean_step()));
+    for (const auto& note : stats_.store_notes) {
+      if (note.starts_with("writing ")) fmt::print("store: {}\n", note);
+    }
+    if (step_seconds_.empty()) fmt::print("nothing is left to do: {} steps are done\n", first_);
+    if (!step_seconds_.empty()) {
+      fmt::print("result\n{}",
+                 lanes_text(engine.forecast(), stats_, step_seconds_.size(), mean_step()));
       fmt::print(
           "  loss {:.3f} bits per byte over the last {} steps (order-0 entropy {:.3f}); "
           "{:.0f} tokens/s; stalled {}\n",
@@ -171,8 +228,11 @@ class TrainRun {
     const auto& forecast = engine.forecast();
     out["parameters"] = parameter_count(engine.model());
     out["state_bytes"] = state_bytes();
-    out["steps"] = losses_.size();
-    out["loss"] = losses_;
+    out["steps"] = engine.steps();
+    out["resumed_from"] = nullptr;
+    if (const auto step = engine.resumed_step()) out["resumed_from"] = *step;
+    out["loss"] = Losses(losses_.begin() + static_cast<std::ptrdiff_t>(kept_losses_),
+                         losses_.end());
     out["order0_entropy"] = data_.order0_entropy();
     out["state_hash"] = hash_;
     out["identical_to_reference"] = nullptr;
@@ -199,6 +259,19 @@ class TrainRun {
                  {"direct", stats_.direct},
                  {"registered_buffers", stats_.io.registered_buffers},
                  {"notes", stats_.io.notes}};
+    const auto& durability = forecast.durability;
+    out["store"] = {{"slots", durability.two_slots ? 2 : 1},
+                    {"commit_interval", durability.commit_interval},
+                    {"checksums", config_.store.checksums},
+                    {"notes", stats_.store_notes}};
+    for (const auto& drive : stats_.drives) {
+      out["store"]["drives"].push_back({{"path", drive.path},
+                                        {"read_bytes", drive.read.count},
+                                        {"written_bytes", drive.written.count},
+                                        {"reserved_bytes", drive.reserved.count},
+                                        {"direct", drive.direct},
+                                        {"direct_note", drive.direct_note}});
+    }
     std::ofstream file(options_.json, std::ios::trunc);
     file << out.dump(2) << "\n";
     if (!file.flush()) {
@@ -212,7 +285,9 @@ class TrainRun {
   const TextData data_;
   double rate_ = 0;
   std::unique_ptr<ReferenceTrainer> reference_;
-  std::vector<double> losses_;  // bits per byte
+  Losses losses_;                // bits per byte; those kept by the run before first
+  std::size_t kept_losses_ = 0;  // of them
+  std::uint64_t first_ = 0;      // steps done before this run
   std::vector<double> step_seconds_;
   double stall_seconds_ = 0;
   EngineStats stats_;
@@ -236,6 +311,11 @@ void add_train(CLI::App& app, ExitCode& code) {
   command->add_option("--sample", options->sample, "print so many bytes of generated text");
   command->add_flag("--verify", options->verify,
                     "train the same model in memory beside it and compare every bit");
+  auto* resume = command->add_flag("--resume", options->resume,
+                                   "continue at the last committed step of the store in --nvme");
+  command
+      ->add_flag("--discard", options->discard, "remove the store that lies in --nvme")
+      ->excludes(resume);
   command->callback([options, &code] { code.value = TrainRun(*options).run(); });
 }
 

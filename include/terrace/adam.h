@@ -5,6 +5,7 @@
 // slicing and for every number of threads.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -14,6 +15,7 @@
 
 #include "terrace/completion.h"
 #include "terrace/dtype.h"
+#include "terrace/types.h"
 
 namespace terrace {
 
@@ -77,13 +79,58 @@ void adam_update(const AdamScalars& scalars, const AdamSlice& slice);
 std::vector<std::string> adam_instruction_sets();
 std::string adam_instruction_set();
 
-// Updates slices on worker threads, one after the other, each cut over all workers.
-// Thread rule: submit() and poll() from one thread; completions are announced by the waker.
+struct AdamRange {
+  std::uint64_t first = 0, count = 0;  // elements
+  friend bool operator==(const AdamRange&, const AdamRange&) = default;
+};
+
+// Any hash of `bytes` bytes at `data`. Thread rule: called from several threads at a time.
+using HashFunction = std::uint64_t (*)(const void* data, std::size_t bytes);
+
+// Consecutive elements of one block, padding between tensors included. The unit of work and of
+// hashing is a tile: it is hashed, updated and hashed again while it is in a core's cache.
+struct AdamRun {
+  AdamSlice whole{};                 // pointers to element 0 of the run; elements: all of them
+  std::vector<AdamRange> updated{};  // ascending, disjoint; the rest (padding) keeps its bytes
+  std::uint64_t tile = 1 << 15;      // elements
+  HashFunction hash = nullptr;       // nullptr: nothing is hashed
+  // One hash per tile (the last may be short), over all bytes of the tile, padding included;
+  // nullptr: not wanted.
+  std::array<std::uint64_t*, 3> before{};  // master_weight, momentum, variance as found
+  std::array<std::uint64_t*, 4> after{};   // master_weight, momentum, variance, parameter as left
+};
+
+// One hash per `tile` bytes of `data`; the last may be short.
+struct HashJob {
+  const std::byte* data = nullptr;
+  Bytes size{};
+  Bytes tile{};
+  HashFunction hash = nullptr;
+  std::uint64_t* out = nullptr;
+};
+
+// The number of tiles, and of hashes.
+constexpr std::uint64_t tiles_of(const AdamRun& run) {
+  return run.whole.elements / run.tile + (run.whole.elements % run.tile != 0 ? 1 : 0);
+}
+constexpr std::uint64_t tiles_of(const HashJob& job) {
+  return job.size.count / job.tile.count + (job.size.count % job.tile.count != 0 ? 1 : 0);
+}
+
+// Works on worker threads: on one job after the other, each cut over all workers.
+// Each job is completed exactly once and without error. Completion.bytes is adam_bytes_per_element
+// for each updated element of a run, and the size of a hash job. What a job wrote, hashes included,
+// is visible to the thread that polled its completion; until then its memory belongs to the pool.
+// Jobs without meaning (ranges outside the run, a tile of 0) throw Error(invalid_argument).
+// Thread rule: submit and poll() from one thread; completions are announced by the waker.
 class AdamPool {
  public:
   virtual ~AdamPool() = default;  // waits for what was submitted
   virtual int threads() const = 0;
-  virtual void submit(Ticket ticket, const AdamScalars& scalars, const AdamSlice& slice) = 0;
+  virtual void submit(Ticket ticket, const AdamScalars& scalars, AdamRun run) = 0;
+  virtual void submit_hash(Ticket ticket, const HashJob& job) = 0;
+  // The run of all its elements.
+  void submit(Ticket ticket, const AdamScalars& scalars, const AdamSlice& slice);
   virtual std::size_t poll(std::vector<Completion>& completions) = 0;
   // Called from a worker after each completion became visible to poll(). When set_waker() returns,
   // the waker before is not running and will not be called again.
@@ -92,7 +139,7 @@ class AdamPool {
 
 struct AdamPoolOptions {
   int threads = 0;           // 0: one per core that this process may use
-  double gb_s = 0;           // an emulated speed over the bytes of AdamSlice; 0: unbounded
+  double gb_s = 0;           // an emulated speed of updates, in Completion.bytes; 0: unbounded
 };
 
 std::unique_ptr<AdamPool> make_adam_pool(const AdamPoolOptions& options);

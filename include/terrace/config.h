@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "terrace/adam.h"
@@ -25,8 +26,28 @@ struct BudgetConfig {
 // A directory on a drive. Speeds in 10^9 bytes per second; absent: measured at start.
 struct NvmeConfig {
   std::string path;
-  std::optional<double> read_gb_s;
-  std::optional<double> write_gb_s;
+  std::optional<double> read_gb_s{};
+  std::optional<double> write_gb_s{};
+  Bytes keep_free{};  // of its file system: never taken
+};
+
+// What becomes of a store that lies in the directories already.
+enum class StoreMode : std::uint8_t {
+  fresh,    // refused when it holds a committed step
+  resume,   // continued; where there is none, training starts anew
+  discard,  // removed
+};
+
+// What survives the process. Needs a directory on a drive.
+struct StoreConfig {
+  std::uint32_t slots = 2;            // of optimizer states; 1: half the space, nothing survives
+  std::uint64_t commit_interval = 1;  // steps between commits
+  bool checksums = true;              // of everything on NVMe
+  StoreMode mode = StoreMode::fresh;
+  double timeout_seconds = 60;        // without any progress of a drive: the run fails and says so
+  // What must be the same for a store to be continued, beside model, optimizer and layout, which
+  // are compared anyway: the trainer's seed, data, ... At most 3 KiB in all; no line ends.
+  std::vector<std::pair<std::string, std::string>> identity;
 };
 
 // Where a class of bytes lives between uses. Absent ("auto"): the planner chooses. Otherwise the
@@ -66,7 +87,8 @@ struct ThrottleConfig {
 
 struct Config {
   BudgetConfig budget;
-  std::vector<NvmeConfig> nvme;  // at most one directory for now; none: nothing lives on NVMe
+  std::vector<NvmeConfig> nvme;  // a directory on each drive; none: nothing lives on NVMe
+  StoreConfig store;
   PlacementConfig placement;
   SpeedConfig speeds;
   ThrottleConfig throttle;

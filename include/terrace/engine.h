@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -38,6 +39,11 @@ struct StepReport {
   double compute_seconds = 0;           // the compute stream was busy
   double stall_seconds = 0;             // seconds - compute_seconds
 };
+
+// Called by finish() when the step's updates are done, on the trainer's thread. What it returns is
+// kept with the step's commit and given back by Engine::trainer_state() after a resume: data
+// cursor, random state, ... At most 60 KiB.
+using TrainerState = std::function<std::string(const StepReport&)>;
 
 // A layer's bytes on the device, for as long as this object lives. All pointers are device
 // addresses, 64-byte aligned. Work that uses them is enqueued on the compute stream
@@ -96,8 +102,9 @@ class Step {
   // Blocks the host only until the layer's uploads are enqueued.
   LayerView forward(LayerId layer);
   LayerView backward(LayerId layer);
-  // Waits until every update of this step is done (writes to NVMe go on behind the next step).
-  StepReport finish();
+  // Waits until every update of this step is done. Writes to NVMe, and the commit when it is this
+  // step's turn, go on behind the next step.
+  StepReport finish(const TrainerState& state = {});
 
  private:
   friend class EngineImpl;
@@ -123,19 +130,31 @@ struct LaneStats {
   double busy_seconds = 0;
 };
 
+struct DriveStats {
+  std::string path;         // of its store, or of its scratch file
+  Bytes read;               // by this engine, metadata included
+  Bytes written;
+  Bytes reserved;           // by its files
+  bool direct = false;
+  std::string direct_note;
+};
+
 struct EngineStats {
   PerLane<LaneStats> lanes;
   PerTier<Bytes> peak;      // reserved, as measured at the device, the arena and the file
   IoEngineInfo io;
-  bool direct = false;      // the store's file is accessed past the page cache
+  bool direct = false;      // all files are accessed past the page cache
   std::string direct_note;
+  std::vector<DriveStats> drives;        // by Config::nvme
+  std::vector<std::string> store_notes;  // what the store found and did: resumed, moved, ...
 };
 
 // Thread rule: one thread makes all calls.
 class Engine {
  public:
-  // Plans, reserves all memory and space, and writes the initial values to where they live. Throws
-  // Error(out_of_budget) before anything is reserved when the plan does not fit.
+  // Plans, reserves all memory and space, and writes the initial values to where they live, or goes
+  // on where the store's last commit stands (Config::store). Throws Error(out_of_budget) before
+  // anything is reserved when the plan does not fit.
   Engine(const Config& config, const ModelSpec& model, const Initializer& initializer,
          EnginePorts ports = {});
   ~Engine();  // waits for what is in flight
@@ -153,14 +172,19 @@ class Engine {
   // Waits until everything in flight has ended, writes included. Between steps only.
   void drain();
 
+  // Makes the present state durable now, whatever the commit interval, and waits for it. Between
+  // steps only. Throws Error(unavailable) without a store of two slots.
+  void commit(const std::string& trainer_state = {});
+  // The step at which this engine took over a store, and what its trainer had kept there.
+  std::optional<std::uint64_t> resumed_step() const;
+  const std::string& trainer_state() const;
+
   const ModelSpec& model() const;
   const Forecast& forecast() const;
   const Speeds& speeds() const;
   EngineStats stats() const;
   Device& device();
-  std::uint64_t steps() const;  // finished so far
-  // The path of the store's file while the engine lives; empty when nothing lives on NVMe.
-  std::string store_path() const;
+  std::uint64_t steps() const;  // finished so far, those before a resume included
 
  private:
   std::unique_ptr<EngineImpl> impl_;

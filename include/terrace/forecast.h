@@ -38,11 +38,22 @@ struct LaneForecast {
   double seconds = 0;  // per step, at the lane's speed alone: its floor
 };
 
+// What it costs that a run can be killed at any instant.
+struct DurabilityForecast {
+  bool two_slots = false;            // false: nothing survives, and the rest is 0
+  std::uint64_t commit_interval = 0; // steps
+  Bytes copies;                      // of the states' current values on NVMe
+  Bytes overhead;                    // second slot, tables, records, spares
+  Bytes commit_bytes;                // written by a committing step beyond what another one writes
+  double commit_step_seconds = 0;    // a step that commits; the same as step_seconds at interval 1
+};
+
 struct Forecast {
-  double step_seconds = 0;           // in steady state
+  double step_seconds = 0;           // in steady state; the mean when only some steps commit
   Lane bottleneck = Lane::compute;   // the lane with the highest floor
   PerLane<LaneForecast> lanes;
   PerTier<TierForecast> tiers;
+  DurabilityForecast durability;
 };
 
 // Speeds that a plan is made for. 10^9 bytes (or 10^12 operations) per second; all positive.
@@ -54,6 +65,7 @@ struct Speeds {
   double adam_gb_s = 20;           // over adam_bytes_per_element
   double compute_tflops = 100;
   double latency_us = 50;          // per operation, every lane
+  double commit_ms = 4;            // of a commit's two flushes, beside its bytes
 };
 
 }  // namespace terrace

@@ -108,11 +108,12 @@ enum class Lane : std::uint8_t {
   host_to_device,
   device_to_host,
   adam,
-  compute
+  compute,
+  commit,  // makes what was written to NVMe durable
 };
-inline constexpr std::size_t kLaneCount = 6;
-inline constexpr Lane kLanes[] = {Lane::nvme_read,      Lane::nvme_write, Lane::host_to_device,
-                                  Lane::device_to_host, Lane::adam,       Lane::compute};
+inline constexpr std::size_t kLaneCount = 7;
+inline constexpr Lane kLanes[] = {Lane::nvme_read, Lane::nvme_write, Lane::host_to_device,
+                                  Lane::device_to_host, Lane::adam, Lane::compute, Lane::commit};
 
 // The names used in configuration, reports and JSON ("hbm", "master_weight", "nvme_read", ...).
 std::string_view to_string(Tier tier);

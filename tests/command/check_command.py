@@ -16,7 +16,8 @@ import time
 TERRACE = os.path.abspath(sys.argv[1])
 SMALL = ["--layers", "2", "--width", "64", "--heads", "2", "--context", "16", "--batch", "2",
          "--segment", "4KiB"]
-LANES = ["nvme_read", "nvme_write", "host_to_device", "device_to_host", "adam", "compute"]
+LANES = ["nvme_read", "nvme_write", "host_to_device", "device_to_host", "adam", "compute",
+         "commit"]
 
 
 class Place:
@@ -34,9 +35,10 @@ class Place:
     def __exit__(self, *unused):
         shutil.rmtree(self.path)
 
+    # One slot: nothing may be left on the drive. Stores are the matter of check_store.py.
     def train(self, *arguments, model=SMALL, data=None, drive=None):
         return [TERRACE, "train", *model, "--data", data or self.data, "--nvme",
-                drive or self.drive, *arguments]
+                drive or self.drive, "--slots", "1", *arguments]
 
 
 def run(command, **options):

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "nvme/simulation.h"
 #include "terrace/error.h"
 #include "terrace/io_engine.h"
 
@@ -28,14 +29,21 @@ struct IoEngineCase {
   std::string name;
   IoEngineOptions options;
   bool real_files = true;
+  std::unique_ptr<IoEngine> (*wrap)(std::unique_ptr<IoEngine>) = nullptr;
+
+  std::unique_ptr<IoEngine> make() const {
+    auto engine = make_io_engine(options);
+    return wrap != nullptr ? wrap(std::move(engine)) : std::move(engine);
+  }
 
   friend void PrintTo(const IoEngineCase& engine, std::ostream* stream) { *stream << engine.name; }
 };
 
-// Small blocks and few slots, so that ordinary requests are split and have to queue.
+// Small blocks, few slots, two drives, so that ordinary requests are split and have to queue.
 inline IoEngineOptions io_options(IoEngineKind kind, Throttle throttle = {}) {
   IoEngineOptions options;
   options.kind = kind;
+  options.drives = 2;
   options.queue_depth = 4;
   options.block = 64_KiB;
   options.threads = 2;
@@ -44,11 +52,20 @@ inline IoEngineOptions io_options(IoEngineKind kind, Throttle throttle = {}) {
 }
 
 inline std::vector<IoEngineCase> io_engine_kinds() {
+  const auto without_faults = [](std::unique_ptr<IoEngine> engine) {
+    return make_fault_engine(std::move(engine), {});
+  };
+  const auto on_simulated_disk = [](std::unique_ptr<IoEngine>) {
+    const SimulatedDiskOptions shuffled{.seed = std::random_device{}()};
+    return make_memory_engine(std::make_shared<SimulatedDisk>(shuffled), 2);
+  };
   return {
       {"io_uring", io_options(IoEngineKind::io_uring)},
       {"threads", io_options(IoEngineKind::threads)},
       {"memory", io_options(IoEngineKind::memory), false},
       {"throttled", io_options(IoEngineKind::threads, {.gb_s = 4, .latency_us = 10})},
+      {"faults", io_options(IoEngineKind::threads), true, without_faults},
+      {"simulated_disk", io_options(IoEngineKind::memory), false, on_simulated_disk},
   };
 }
 
@@ -99,7 +116,7 @@ class IoEngineContract : public testing::TestWithParam<IoEngineCase> {
  protected:
   void SetUp() override {
     try {
-      engine_ = make_io_engine(GetParam().options);
+      engine_ = GetParam().make();
     } catch (const Error& error) {
       if (error.code() != ErrorCode::unavailable) throw;
       GTEST_SKIP() << error.what();
@@ -108,6 +125,22 @@ class IoEngineContract : public testing::TestWithParam<IoEngineCase> {
 
   FileId open(Bytes size, const std::string& name = "file") {
     return engine_->open({.path = directory_ / name, .size = size});
+  }
+  FileId open_existing(const std::string& name) {
+    return engine_->open({.path = directory_ / name, .mode = IoFileMode::existing});
+  }
+
+  // Expects that `task` fails with `code` and a message that names every one of `parts`.
+  template <class Task>
+  void expect_error(ErrorCode code, const std::vector<std::string>& parts, Task task) {
+    try {
+      task();
+      ADD_FAILURE() << "nothing was refused";
+    } catch (const Error& error) {
+      const std::string text = error.what();
+      EXPECT_EQ(error.code(), code) << text;
+      for (const auto& part : parts) EXPECT_NE(text.find(part), std::string::npos) << text;
+    }
   }
 
   // Reaps until nothing is pending; each ticket once, with times that make sense.

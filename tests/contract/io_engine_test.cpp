@@ -252,17 +252,6 @@ TEST_P(IoEngineContract, ReusesFilesUpToItsLimit) {
   EXPECT_EQ(run(IoOperation::write, again, 0, buffer.data(), 64 << 10).error, 0);
 }
 
-TEST_P(IoEngineContract, RefusesAFileThatExists) {
-  open(4_KiB);
-  try {
-    open(4_KiB);
-    FAIL() << "opened twice";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::io);
-    EXPECT_NE(std::string(error.what()).find(directory_ / "file"), std::string::npos);
-  }
-}
-
 // The memory is the kernel's until the operation has ended: destruction has to wait for that.
 TEST_P(IoEngineContract, WaitsForItsOperationsWhenDestroyed) {
   constexpr std::uint64_t kSize = 8 << 20;
@@ -287,50 +276,6 @@ TEST_P(IoEngineContract, WaitsForItsOperationsWhenDestroyed) {
 
 INSTANTIATE_TEST_SUITE_P(Engines, IoEngineContract, testing::ValuesIn(io_engine_kinds()),
                          io_engine_name);
-
-class ThrottledIo : public IoEngineContract {};
-
-TEST_P(ThrottledIo, IsNoFasterThanAskedFor) {
-  const auto file = open(8_MiB);
-  PageBuffer buffer(8 << 20);
-  const auto before = steady_clock().now();
-  for (std::uint64_t i = 0; i < 8; ++i) {
-    const auto operation = i % 2 == 0 ? IoOperation::read : IoOperation::write;
-    const auto offset = i << 20;
-    ASSERT_TRUE(engine_->submit({{i}, operation, file, offset, buffer.data() + offset, 1 << 20}));
-  }
-  const auto completions = drain();
-  // Reads and writes overlap: 4 MiB each way at 0.1 GB/s.
-  const auto least = from_seconds((4 << 20) / 0.1e9);
-  EXPECT_GE(steady_clock().now() - before, least);
-  for (const auto& [ticket, completion] : completions) {
-    EXPECT_EQ(completion.error, 0) << ticket;
-    EXPECT_GE(completion.end - completion.start, least / 4) << ticket;
-  }
-}
-
-// The wake comes while a completion is held back.
-TEST_P(ThrottledIo, WakesBeforeTheDeadline) {
-  const auto file = open(64_MiB);
-  PageBuffer buffer(64 << 20);
-  ASSERT_TRUE(engine_->submit({{1}, IoOperation::read, file, 0, buffer.data(), 64 << 20}));
-  std::thread waker([&] {
-    std::this_thread::sleep_for(10ms);
-    engine_->wake();
-  });
-  std::vector<Completion> completions;
-  EXPECT_EQ(engine_->reap(completions, Nanoseconds::max()), 0u);
-  waker.join();
-  EXPECT_EQ(engine_->pending(), 1u);
-  while (engine_->pending() > 0) engine_->reap(completions, 100ms);  // the buffer goes first
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    Engines, ThrottledIo,
-    testing::Values(IoEngineCase{"threads", io_options(IoEngineKind::threads, {.gb_s = 0.1})},
-                    IoEngineCase{"memory", io_options(IoEngineKind::memory, {.gb_s = 0.1}), false},
-                    IoEngineCase{"io_uring", io_options(IoEngineKind::io_uring, {.gb_s = 0.1})}),
-    io_engine_name);
 
 TEST(IoEngineChoice, AutomaticTakesIoUringOrSaysWhyNot) {
   const auto engine = make_io_engine({});

@@ -16,8 +16,8 @@ constexpr std::uint64_t kPage = 4096;
 constexpr Nanoseconds kNow{1};
 constexpr Nanoseconds kLater{2};
 
-IoFileInfo file_of(Bytes size, std::uint32_t alignment = kPage) {
-  return {"file", size, true, "", alignment};
+IoFileInfo file_of(Bytes size, std::uint32_t alignment = kPage, std::uint32_t drive = 0) {
+  return {"file", size, true, "", alignment, drive};
 }
 
 // Addresses are handed out, never used.
@@ -147,6 +147,56 @@ TEST(Transfers, BoundWhatIsPendingRefusalsIncluded) {
   std::vector<Completion> completions;
   EXPECT_EQ(table.collect(completions), kMaxRequests / 2);
   EXPECT_TRUE(table.submit(request_of(IoOperation::read, kPage), file_of(1_MiB)));
+}
+
+// A drive that is full of work takes neither a slot nor a turn from another.
+TEST(Transfers, ServeDrivesInTurnUpToTheDepthOfEach) {
+  TransferTable table(2, 4_KiB, 3);
+  EXPECT_EQ(table.depth(), 2u);
+  EXPECT_EQ(table.capacity(), 6u);
+  for (const std::uint32_t drive : {0u, 0u, 2u}) {
+    ASSERT_TRUE(table.submit(request_of(IoOperation::read, 3 * kPage, drive),
+                             file_of(1_MiB, kPage, drive)));
+  }
+  std::vector<std::uint64_t> order;
+  std::vector<int> slots;
+  for (int slot = table.next(kNow); slot >= 0; slot = table.next(kNow)) {
+    slots.push_back(slot);
+    order.push_back(table.at(slot).request);
+  }
+  EXPECT_EQ(order, (std::vector<std::uint64_t>{0, 2, 0, 2}));
+  EXPECT_FALSE(table.advance(slots[3], kPage, kNow));  // of drive 2, which goes on alone
+  const int next = table.next(kNow);
+  ASSERT_GE(next, 0);
+  EXPECT_EQ(table.at(next).request, 2u);
+  EXPECT_EQ(table.next(kNow), -1);
+}
+
+TEST(Transfers, BoundWhatIsPendingDriveByDrive) {
+  TransferTable table(1, 4_KiB, 2);
+  const auto slow = file_of(1_MiB, kPage, 0);
+  const auto fast = file_of(1_MiB, kPage, 1);
+  for (std::size_t i = 0; i < kMaxRequests; ++i) {
+    ASSERT_TRUE(table.submit(request_of(IoOperation::read, kPage), slow));
+  }
+  EXPECT_FALSE(table.submit(request_of(IoOperation::read, kPage), slow));
+  for (std::size_t i = 0; i < kMaxRequests; ++i) {
+    ASSERT_TRUE(table.submit(request_of(IoOperation::read, i % 2 == 0 ? kPage : 1), fast));
+  }
+  EXPECT_FALSE(table.submit(request_of(IoOperation::read, 1), fast));
+  EXPECT_EQ(table.pending(), 2 * kMaxRequests);
+  std::vector<Completion> completions;
+  EXPECT_EQ(table.collect(completions), kMaxRequests / 2);
+  EXPECT_TRUE(table.submit(request_of(IoOperation::read, kPage), fast));
+  EXPECT_FALSE(table.submit(request_of(IoOperation::read, kPage), slow));
+}
+
+TEST(Transfers, ShareTheirLimitAmongDrives) {
+  EXPECT_EQ(TransferTable(4096, 4_KiB).capacity(), kMaxTransfers);
+  EXPECT_EQ(TransferTable(4096, 4_KiB, 3).depth(), kMaxTransfers / 3);
+  EXPECT_EQ(TransferTable(4096, 4_KiB, 1000).drives(), kMaxDrives);
+  EXPECT_LE(TransferTable(4096, 4_KiB, 1000).capacity(), kMaxTransfers);
+  EXPECT_EQ(TransferTable(0, 4_KiB, 0).capacity(), 1u);
 }
 
 }  // namespace

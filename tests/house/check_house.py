@@ -28,7 +28,8 @@ THIRD_PARTY = {  # header: the files that may include it
     r"cu(da|blas|rand).*": r"tiers/cuda_.*",
     r"nccl\.h": r"runtime/nccl_.*",
     r"mpi\.h": r"runtime/mpi_.*",
-    r"xxhash\.h": r"tools/.*",
+    r"xxhash\.h": r"nvme/checksum\.cpp|tools/.*",
+    r"xxh_x86dispatch\.h": r"nvme/checksum\.cpp",
     r"(CLI|fmt|spdlog)/.*": r"tools/.*",
     r"(gtest|gmock|benchmark)/.*": r"tests/.*",
 }
@@ -36,8 +37,9 @@ SYSTEM = re.compile(
     r"(sys|linux)/\w+\.h|(unistd|fcntl|errno|poll|sched|pthread|signal|time|immintrin)\.h")
 POLICY = re.compile(
     r"runtime/(partition|schedule|cost_model|placement(_search)?|planner|plan_builder|plan_check|"
-    r"forecast|hazards|step_plan|memory_map|extent_pool)\.(h|cpp)")
-POLICY_FLOOR = re.compile(r"tiers/(block_layout|residency|interval_map|range_set)\.h")  # pure parts
+    r"forecast|hazards|step_plan|memory_map|extent_pool|store_plan|update_runs|"
+    r"drive_speeds)\.(h|cpp)")
+POLICY_FLOOR = re.compile(r"tiers/(block_layout|residency|interval_map|range_set)\.h|nvme/store_geometry\.h")  # pure parts
 POLICY_PORTS = {f"terrace/{port}.h" for port in ("device", "io_engine", "communicator", "engine")}
 POLICY_STD = {"thread", "mutex", "shared_mutex", "condition_variable", "atomic", "chrono", "future",
               "fstream", "filesystem", "random"}

@@ -102,7 +102,8 @@ TEST(BlockFile, StaysWhenClosedUnlessItIsScratch) {
   const TemporaryDirectory directory;
   { const BlockFile file({.path = directory / "kept", .size = 1_MiB}); }
   EXPECT_EQ(entries(directory), std::vector<std::string>{"kept"});
-  const BlockFile scratch({.path = directory / "scratch", .size = 1_MiB, .scratch = true});
+  const BlockFile scratch(
+      {.path = directory / "scratch", .size = 1_MiB, .mode = IoFileMode::scratch});
   EXPECT_EQ(entries(directory), std::vector<std::string>{"kept"});
   EXPECT_EQ(std::filesystem::file_size(scratch.info().path), 1u << 20);
   expect_round_trip(scratch);
@@ -113,7 +114,8 @@ TEST(BlockFile, LeavesNoScratchAfterAKill) {
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    const BlockFile file({.path = directory / "scratch", .size = 1_MiB, .scratch = true});
+    const BlockFile file(
+        {.path = directory / "scratch", .size = 1_MiB, .mode = IoFileMode::scratch});
     ::kill(::getpid(), SIGKILL);
   }
   int status = 0;
@@ -139,8 +141,8 @@ TEST(BlockFile, RefusesAFileThatExistsAndLeavesItAlone) {
 
 TEST(BlockFile, NamesADirectoryThatIsMissing) {
   const TemporaryDirectory directory;
-  for (const bool scratch : {false, true}) {
-    expect_refused({.path = directory / "none/file", .size = 1_MiB, .scratch = scratch},
+  for (const auto mode : {IoFileMode::create, IoFileMode::scratch}) {
+    expect_refused({.path = directory / "none/file", .size = 1_MiB, .mode = mode},
                    {directory / "none", "create the directory"});
   }
 }
@@ -148,8 +150,8 @@ TEST(BlockFile, NamesADirectoryThatIsMissing) {
 TEST(BlockFile, NamesADirectoryThatIsNone) {
   const TemporaryDirectory directory;
   std::ofstream(directory / "plain") << "x";
-  for (const bool scratch : {false, true}) {
-    expect_refused({.path = directory / "plain/file", .size = 1_MiB, .scratch = scratch},
+  for (const auto mode : {IoFileMode::create, IoFileMode::scratch}) {
+    expect_refused({.path = directory / "plain/file", .size = 1_MiB, .mode = mode},
                    {directory / "plain", "is no directory"});
   }
 }
@@ -160,8 +162,8 @@ TEST(BlockFile, NamesADirectoryThatIsNotWritable) {
   ASSERT_EQ(::chmod(directory.path().c_str(), 0555), 0);
   const bool root = ::geteuid() == 0;  // whom permissions do not hold back
   if (root) ::setfsuid(kNobody);
-  for (const bool scratch : {false, true}) {
-    expect_refused({.path = directory / "file", .size = 1_MiB, .scratch = scratch},
+  for (const auto mode : {IoFileMode::create, IoFileMode::scratch}) {
+    expect_refused({.path = directory / "file", .size = 1_MiB, .mode = mode},
                    {directory.path(), "writable"});
   }
   if (root) ::setfsuid(0);
@@ -174,8 +176,8 @@ TEST(BlockFile, LeavesNothingWhenTheFileWouldBeTooLarge) {
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &limit), 0);
   const rlimit low{64 << 10, limit.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &low), 0);  // without our check: death by SIGXFSZ
-  for (const bool scratch : {false, true}) {
-    expect_refused({.path = directory / "file", .size = 1_MiB, .scratch = scratch},
+  for (const auto mode : {IoFileMode::create, IoFileMode::scratch}) {
+    expect_refused({.path = directory / "file", .size = 1_MiB, .mode = mode},
                    {directory / "file", std::to_string(1 << 20), "ulimit -f"});
   }
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
@@ -189,8 +191,8 @@ TEST(BlockFile, LeavesNothingOnAFullDisk) {
   const Mounted small("tmpfs", 0, "size=1m");
   if (!small.refusal().empty()) GTEST_SKIP() << small.refusal();
   const auto& directory = small.directory();
-  for (const bool scratch : {false, true}) {
-    expect_refused({.path = directory / "file", .size = 2_MiB, .scratch = scratch},
+  for (const auto mode : {IoFileMode::create, IoFileMode::scratch}) {
+    expect_refused({.path = directory / "file", .size = 2_MiB, .mode = mode},
                    {directory / "file", std::to_string(2 << 20), "1.00 MiB", "nvme budget"});
   }
   EXPECT_TRUE(entries(directory).empty());
@@ -201,8 +203,8 @@ TEST(BlockFile, LeavesNothingOnAFullDisk) {
 TEST(BlockFile, NamesAReadOnlyFileSystem) {
   const Mounted read_only("tmpfs", MS_RDONLY, "size=1m");
   if (!read_only.refusal().empty()) GTEST_SKIP() << read_only.refusal();
-  for (const bool scratch : {false, true}) {
-    expect_refused({.path = read_only.directory() / "file", .size = 64_KiB, .scratch = scratch},
+  for (const auto mode : {IoFileMode::create, IoFileMode::scratch}) {
+    expect_refused({.path = read_only.directory() / "file", .size = 64_KiB, .mode = mode},
                    {read_only.directory().path(), "read-only"});
   }
 }
@@ -211,8 +213,8 @@ TEST(BlockFile, NamesAReadOnlyFileSystem) {
 TEST(BlockFile, DoesWithoutDirectIoAndReservation) {
   const Mounted plain("ramfs", 0, "");
   if (!plain.refusal().empty()) GTEST_SKIP() << plain.refusal();
-  for (const bool scratch : {true, false}) {
-    const BlockFile file({.path = plain.directory() / "file", .size = 1_MiB, .scratch = scratch});
+  for (const auto mode : {IoFileMode::scratch, IoFileMode::create}) {
+    const BlockFile file({.path = plain.directory() / "file", .size = 1_MiB, .mode = mode});
     EXPECT_FALSE(file.info().direct);
     EXPECT_FALSE(file.info().direct_note.empty());
     EXPECT_FALSE(file.reserve_note().empty());
@@ -230,6 +232,74 @@ TEST(BlockFile, TellsTheEngineOnce) {
     engine->open({.path = plain.directory() / name, .size = 64_KiB});
   }
   EXPECT_EQ(engine->info().notes.size(), 1u);
+}
+
+TEST(BlockFile, OpensOnlyPlainFiles) {
+  const TemporaryDirectory directory;
+  const auto options = [&](const std::string& name) {
+    return IoFileOptions{.path = directory / name, .mode = IoFileMode::existing};
+  };
+  ASSERT_EQ(::mkfifo((directory / "pipe").c_str(), 0600), 0);
+  std::filesystem::create_directory(directory / "directory");
+  for (const std::string name : {"pipe", "directory"}) {
+    expect_refused(options(name), {directory / name, "regular file"});
+    EXPECT_FALSE(file_exists(directory / name));
+  }
+  std::ofstream(directory / "plain") << "x";
+  expect_refused(options("plain/below"), {directory / "plain/below", "is no directory"});
+  ASSERT_EQ(::chmod((directory / "plain").c_str(), 0400), 0);
+  if (::geteuid() == 0) ::setfsuid(65534);
+  expect_refused(options("plain"), {directory / "plain", "readable and writable"});
+  if (::geteuid() == 0) ::setfsuid(0);
+}
+
+// Times and size tell that nothing was written, as does the content.
+TEST(BlockFile, ChangesNothingOfAnExistingFile) {
+  const TemporaryDirectory directory;
+  const auto path = directory / "file";
+  std::ofstream(path) << std::string(2 * kPage + 1, 'x');
+  struct stat before {};
+  ASSERT_EQ(::stat(path.c_str(), &before), 0);
+  { const BlockFile file({.path = path, .size = 1_MiB, .mode = IoFileMode::existing}); }
+  struct stat after {};
+  ASSERT_EQ(::stat(path.c_str(), &after), 0);
+  EXPECT_EQ(after.st_size, before.st_size);
+  EXPECT_EQ(after.st_mtim.tv_sec, before.st_mtim.tv_sec);
+  EXPECT_EQ(after.st_mtim.tv_nsec, before.st_mtim.tv_nsec);
+  EXPECT_EQ(after.st_ctim.tv_nsec, before.st_ctim.tv_nsec);
+  EXPECT_EQ(entries(directory), std::vector<std::string>{"file"});
+}
+
+TEST(BlockFile, NamesWhatKeepsAFileFromBeingRemoved) {
+  const Mounted read_only("tmpfs", MS_RDONLY, "size=1m");
+  if (!read_only.refusal().empty()) GTEST_SKIP() << read_only.refusal();
+  const TemporaryDirectory directory;
+  std::filesystem::create_directory(directory / "directory");
+  for (const auto& path : {read_only.directory() / "file", directory / "directory"}) {
+    try {
+      remove_file(path);
+      ADD_FAILURE() << path << " was removed";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::io);
+      EXPECT_NE(std::string(error.what()).find(path), std::string::npos) << error.what();
+    }
+  }
+}
+
+// What tmpfs has left is known to the byte.
+TEST(BlockFile, KeepsExactlyWhatIsToBeKeptFree) {
+  const Mounted small("tmpfs", 0, "size=1m");
+  if (!small.refusal().empty()) GTEST_SKIP() << small.refusal();
+  const auto& directory = small.directory();
+  for (const auto mode : {IoFileMode::create, IoFileMode::scratch}) {
+    IoFileOptions options{
+        .path = directory / "file", .size = 512_KiB, .mode = mode, .keep_free = 516_KiB};
+    expect_refused(options, {directory / "file", "516.00 KiB", "1.00 MiB", "nvme budget"});
+    EXPECT_TRUE(entries(directory).empty());
+    options.keep_free = 512_KiB;
+    { const BlockFile file(options); }
+    if (mode == IoFileMode::create) remove_file(directory / "file");
+  }
 }
 
 }  // namespace

@@ -30,9 +30,8 @@ class OnADrive : public testing::Test {
 
   DriveOptions options() const {
     DriveOptions options;
-    options.directory = place_.string();
+    options.path = place_.string();
     options.size = 64_MiB;
-    options.helper_size = 32_MiB;
     options.buffer_bytes = 16 * kMiB;
     options.helper_buffer_bytes = 8 * kMiB;
     return options;
@@ -86,17 +85,17 @@ TEST_F(OnADrive, EveryPatternMovesBytesAndTheDataIsRight) {
   EXPECT_TRUE(fs::is_empty(place_)) << "the scratch file has no name";
 }
 
-TEST_F(OnADrive, SeveralThreadsHaveTheirOwnFiles) {
+TEST_F(OnADrive, SeveralThreadsWorkOnOneFile) {
   MeasuredDrive drive(options());
   drive.fill(64 * kMiB, kMiB, 4, seconds(60));
   const Cell cell{Pattern::mix, 256 * 1024, 2, 3};
   EXPECT_FALSE(drive.can(cell));
-  drive.prepare_threads(3, seconds(60));
+  drive.prepare_threads(3);
   ASSERT_TRUE(drive.can(cell));
   const auto sample = drive.measure(cell, {milliseconds(5), milliseconds(30)});
   EXPECT_GT(sample.read_gb_s, 0);
   EXPECT_EQ(drive.verify(16), "");
-  EXPECT_EQ(drive.claimed().written, 64 * kMiB + 2 * 32 * kMiB + sample.moved.written);
+  EXPECT_EQ(drive.claimed().written, 64 * kMiB + sample.moved.written);
 }
 
 TEST_F(OnADrive, StopsWhenAsked) {
@@ -171,12 +170,30 @@ TEST_F(OnADrive, RefusesACachedFile) {
   MeasuredDrive drive(options());
   drive.fill(64 * kMiB, kMiB, 4, seconds(60));
   if (!drive.file().direct) GTEST_SKIP() << "no direct I/O here";
-  EXPECT_FALSE(drive.refuse_files()) << drive.refuse_files()->reason;
+  EXPECT_FALSE(drive.refuse_file()) << drive.refuse_file()->reason;
+}
+
+TEST_F(OnADrive, AFileThatIsThereIsOnlyRead) {
+  const Descriptor written(file("written"));
+  written.write(32 * kMiB);
+  ::posix_fadvise(written.get(), 0, 0, POSIX_FADV_DONTNEED);
+  auto there = options();
+  there.path = file("written");
+  MeasuredDrive drive(there);
+  EXPECT_TRUE(drive.read_only());
+  EXPECT_EQ(drive.written_bytes(), 32 * kMiB);
+  EXPECT_FALSE(drive.can({Pattern::overwrite, kMiB, 1, 1}));
+  const auto sample =
+      drive.measure({Pattern::read, kMiB, 2, 1}, {milliseconds(0), milliseconds(20)});
+  EXPECT_GT(sample.read_gb_s, 0);
+  EXPECT_EQ(sample.moved.written, 0U);
+  EXPECT_EQ(drive.verify(4), "");
+  EXPECT_EQ(fs::file_size(file("written")), 32 * kMiB);
 }
 
 TEST_F(OnADrive, ARefusedDirectoryLeavesNothing) {
   auto wrong = options();
-  wrong.directory = file("nowhere");
+  wrong.path = file("nowhere");
   EXPECT_THROW(MeasuredDrive{wrong}, Error);
   auto large = options();
   large.size = {std::uint64_t{1} << 60};

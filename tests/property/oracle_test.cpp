@@ -1,6 +1,7 @@
 // Tiered training equals plain in-memory training, bit for bit: over budgets, segment sizes, I/O
 // engines and thread counts. The model is a small multi-layer perceptron written here.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -302,12 +303,27 @@ void expect_equal(Engine& engine, const Plain& plain, DType dtype) {
   }
 }
 
-Config base_config(IoEngineKind engine) {
+// A store locks its directory, and tests run side by side.
+class Directory {
+ public:
+  Directory() : path_(std::filesystem::current_path() / ("oracle-" + std::to_string(::getpid()))) {
+    std::filesystem::create_directory(path_);
+  }
+  ~Directory() { std::filesystem::remove_all(path_); }
+  Directory(const Directory&) = delete;
+  std::string path() const { return path_.string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+Config base_config(IoEngineKind engine, const Directory& directory) {
   Config config;
-  config.nvme = {{std::filesystem::current_path().string(), {}, {}}};
+  config.nvme = {{directory.path(), {}, {}}};
   config.io.kind = engine;
   config.io.block = 64_KiB;
   config.optimizer.weight_decay = 0.01;
+  config.store.mode = StoreMode::discard;
   return config;
 }
 
@@ -326,7 +342,8 @@ Bytes smallest(const Config& config, const ModelLayout& layout, PerTier<Bytes> b
     const auto middle = refused + (taken - refused) / 2;
     at(budget, tier) = middle * kPage;
     try {
-      plan_engine({layout, budget, config.placement, Speeds{}, 1, 0});
+      plan_engine({layout, budget, config.placement, Speeds{}, 1, 0,
+                   {config.store.slots == 2, config.store.commit_interval, {1}, {}}});
       taken = middle;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::out_of_budget) << error.what();
@@ -336,10 +353,53 @@ Bytes smallest(const Config& config, const ModelLayout& layout, PerTier<Bytes> b
   return taken * kPage;
 }
 
+// Plenty, the smallest that the planner takes, or a little more than that.
+void choose_budgets(Config& config, const Mlp& mlp, Random& random) {
+  config.budget.hbm = 64_MiB;
+  config.budget.dram = 64_MiB;
+  const auto size = pick(random, 0, 2);
+  if (size == 2) return;
+  const ModelLayout layout(mlp.spec(), config.segment);
+  PerTier<Bytes> budget{64_MiB, 64_MiB, 1_GiB};
+  config.budget.dram = at(budget, Tier::dram) = smallest(config, layout, budget, Tier::dram);
+  config.budget.hbm = smallest(config, layout, budget, Tier::hbm);
+  if (size == 0) return;
+  *config.budget.dram += Bytes{pick(random, 0, 300000)};
+  *config.budget.hbm += Bytes{pick(random, 0, 300000)};
+}
+
+void train_and_compare(const Config& config, const Mlp& mlp, Plain& plain, Random& random,
+                       std::uint64_t steps) {
+  Engine engine(config, mlp.spec(), initialize, quick());
+  const bool resumes = config.store.mode == StoreMode::resume;
+  ASSERT_EQ(engine.resumed_step().has_value(), resumes);
+  if (resumes) expect_equal(engine, plain, mlp.dtype);
+  const auto first = engine.steps();
+  for (std::uint64_t s = first + 1; s <= first + steps; ++s) {
+    const double rate = 0.01 / static_cast<double>(s);
+    train_step(engine, mlp, rate, s);
+    plain.step(rate, s);
+    if (pick(random, 0, 1) == 0) evaluate(engine, mlp);
+  }
+  engine.drain();
+  const auto stats = engine.stats();
+  expect_equal(engine, plain, mlp.dtype);
+  for (const Tier tier : kTiers) {
+    EXPECT_EQ(at(stats.peak, tier), at(engine.forecast().tiers, tier).peak);
+    EXPECT_LE(at(stats.peak, tier), at(engine.forecast().tiers, tier).budget);
+  }
+  for (const Lane lane : kLanes) {
+    EXPECT_EQ(at(stats.lanes, lane).bytes, at(stats.lanes, lane).planned_bytes)
+        << to_string(lane);
+  }
+  if (config.store.slots == 2) engine.commit("kept");
+}
+
 class Oracle : public testing::TestWithParam<IoEngineKind> {};
 
 TEST_P(Oracle, TieredTrainingEqualsPlainTraining) {
   const auto seed = fresh_seed();
+  const Directory directory;
   for (std::uint64_t trial = 0; trial < 12; ++trial) {
     SCOPED_TRACE("seed " + std::to_string(seed) + " trial " + std::to_string(trial));
     Random random(seed + trial);
@@ -349,41 +409,19 @@ TEST_P(Oracle, TieredTrainingEqualsPlainTraining) {
       mlp.widths.push_back(static_cast<std::uint32_t>(pick(random, 1, 90)));
     }
     mlp.dtype = pick(random, 0, 1) == 0 ? DType::bf16 : DType::fp32;
-    Config config = base_config(GetParam());
+    Config config = base_config(GetParam(), directory);
     config.segment = Bytes{4096ULL << pick(random, 0, 3)};
     config.adam_threads = static_cast<int>(pick(random, 1, 2));
-    config.budget.hbm = 64_MiB;
-    config.budget.dram = 64_MiB;
-    const auto model = mlp.spec();
-    const auto size = pick(random, 0, 2);
-    if (size < 2) {  // the smallest that the planner takes, or a little more
-      const ModelLayout layout(model, config.segment);
-      PerTier<Bytes> budget{64_MiB, 64_MiB, 1_GiB};
-      config.budget.dram = at(budget, Tier::dram) = smallest(config, layout, budget, Tier::dram);
-      config.budget.hbm = smallest(config, layout, budget, Tier::hbm);
-      if (size == 1) {
-        *config.budget.dram += Bytes{pick(random, 0, 300000)};
-        *config.budget.hbm += Bytes{pick(random, 0, 300000)};
-      }
-    }
-    Engine engine(config, model, initialize, quick());
+    config.store.slots = static_cast<std::uint32_t>(pick(random, 1, 2));
+    config.store.commit_interval = pick(random, 1, 3);
+    config.store.checksums = pick(random, 0, 3) != 0;
     Plain plain(mlp, config.optimizer);
-    for (std::uint64_t s = 1; s <= 4; ++s) {
-      const double rate = 0.01 / static_cast<double>(s);
-      train_step(engine, mlp, rate, s);
-      plain.step(rate, s);
-      if (pick(random, 0, 1) == 0) evaluate(engine, mlp);
-    }
-    engine.drain();
-    const auto stats = engine.stats();
-    expect_equal(engine, plain, mlp.dtype);
-    for (const Tier tier : kTiers) {
-      EXPECT_EQ(at(stats.peak, tier), at(engine.forecast().tiers, tier).peak);
-      EXPECT_LE(at(stats.peak, tier), at(engine.forecast().tiers, tier).budget);
-    }
-    for (const Lane lane : kLanes) {
-      EXPECT_EQ(at(stats.lanes, lane).bytes, at(stats.lanes, lane).planned_bytes)
-          << to_string(lane);
+    choose_budgets(config, mlp, random);
+    train_and_compare(config, mlp, plain, random, 4);
+    if (config.store.slots == 2 && GetParam() != IoEngineKind::memory) {
+      config.store.mode = StoreMode::resume;  // from where the last one committed, in other homes
+      choose_budgets(config, mlp, random);
+      train_and_compare(config, mlp, plain, random, 3);
     }
     if (HasFailure()) break;
   }

@@ -55,14 +55,14 @@ PerTier<Bytes> generous() { return {1_GiB, 1_GiB, 1_GiB}; }
 
 void expect_sound(const PlannerInput& input, const EnginePlan& plan) {
   const auto wrong = check_plans(
-      {input.layout, plan.map, input.budget, plan.training, plan.evaluation});
+      {input.layout, plan.map, input.budget, plan.training, plan.committing, plan.evaluation});
   for (const auto& text : wrong) ADD_FAILURE() << text;
-  for (const bool before : {false, true}) {
-    for (const bool after : {false, true}) {
+  for (const auto before : kPassKinds) {
+    for (const auto after : kPassKinds) {
       const auto& previous = plan.plan(before);
       const auto& next = plan.plan(after);
       if (previous.operations.size() + next.operations.size() > 1500) continue;
-      for (const auto& text : check_order(previous, next, plan.boundary[before][after])) {
+      for (const auto& text : check_order(previous, next, plan.between(before, after))) {
         ADD_FAILURE() << text;
       }
     }
@@ -360,7 +360,8 @@ TEST(PlanCheck, FindsPlantedMistakes) {
   const auto plan = plan_engine(input);
   ASSERT_FALSE(plan.training.dependencies.empty());
   const auto problems = [&](const StepPlan& training) {
-    return check_plans({layout, plan.map, input.budget, training, plan.evaluation}).size() +
+    return check_plans(
+               {layout, plan.map, input.budget, training, training, plan.evaluation}).size() +
            check_order(training, training, boundary_dependencies(training, training)).size();
   };
   ASSERT_EQ(problems(plan.training), 0U);

@@ -1,0 +1,163 @@
+#include "nvme/store_inspect.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "nvme/checksum.h"
+#include "nvme/page_buffer.h"
+#include "terrace/error.h"
+
+namespace terrace {
+namespace {
+
+// The headers tell where the texts lie; either header will do, and either text.
+void read_superblocks(BlockingIo& io, FileId file, Bytes file_size, InspectedStore& found) {
+  const auto layout = store_file_layout({}, 0);
+  for (std::size_t i = 0; i < 2; ++i) {
+    PageBuffer page(kStorePage);
+    io.read(file, layout.header[i], page.span());
+    found.header[i] = decode_header(page.span());
+  }
+  const auto& sound = found.header[0].header ? found.header[0] : found.header[1];
+  found.unfinished = !sound.header && found.header[1].blank;
+  for (std::size_t i = 0; i < 2; ++i) {
+    auto& copy = found.superblock[i];
+    copy.why_not = "its header is damaged: " + sound.why_not;
+    if (!sound.header) continue;
+    const Bytes offset = layout.text[0] + sound.header->text_bytes * i;
+    copy.why_not = "the file is cut short";
+    if (offset + sound.header->text_bytes > file_size) continue;
+    PageBuffer text(sound.header->text_bytes);
+    io.read(file, offset, text.span());
+    copy = decode_superblock(*sound.header, text.span());
+  }
+}
+
+void read_table(BlockingIo& io, FileId file, const StoreGeometry& geometry, std::uint32_t drive,
+                std::uint64_t store, std::size_t i, InspectedStore& found) {
+  auto& record = found.record[i];
+  auto& problem = found.table_problem[i];
+  if (!record.record) return;
+  if (record.record->store != store || record.record->drive != drive) {
+    record.why_not = "it belongs to another store or drive";
+    record.record.reset();
+    return;
+  }
+  const auto count = geometry.shares()[drive].segments;
+  if (record.record->segments != count) {
+    problem = "its number of segments is wrong";
+    return;
+  }
+  PageBuffer buffer(found.layout.table_bytes);
+  io.read(file, found.layout.table[record.record->table], buffer.span());
+  auto& table = found.table[i];
+  table.resize(count);
+  std::memcpy(table.data(), buffer.data(), count * sizeof(TableEntry));
+  if (hash_bytes(table.data(), count * sizeof(TableEntry)) != record.record->table_checksum) {
+    problem = "its table's checksum is wrong";
+  } else {
+    problem = table_problem(table, geometry, drive, found.layout);
+  }
+}
+
+}  // namespace
+
+// ---- blocking calls
+
+void BlockingIo::run(IoOperation operation, FileId file, Bytes offset,
+                     std::span<std::byte> memory) {
+  TERRACE_CHECK(io_.submit({Ticket{}, operation, file, offset.count, memory.data(),
+                            memory.size()}));
+  io_.flush();
+  std::vector<Completion> completions;
+  const auto deadline = steady_clock().now() + std::chrono::seconds(60);
+  while (completions.empty()) {
+    io_.reap(completions, std::chrono::milliseconds(100));
+    if (completions.empty() && steady_clock().now() > deadline) {
+      throw Error(ErrorCode::io, "an operation at offset " + std::to_string(offset.count) + " of " +
+                                     io_.file_info(file).path +
+                                     " makes no progress for 60 s; see the kernel's log");
+    }
+  }
+  const auto& done = completions.front();
+  const bool moves = operation != IoOperation::flush;
+  if (done.error == 0 && (!moves || done.bytes == memory.size())) return;
+  const char* what = operation == IoOperation::read    ? "reading "
+                     : operation == IoOperation::write ? "writing "
+                                                       : "flushing ";
+  throw Error(ErrorCode::io,
+              what + std::to_string(memory.size()) + " bytes at offset " +
+                  std::to_string(offset.count) + " of " + io_.file_info(file).path + " failed: " +
+                  (done.error != 0 ? std::strerror(done.error) : "it was cut short"));
+}
+
+void BlockingIo::read(FileId file, Bytes offset, std::span<std::byte> memory) {
+  run(IoOperation::read, file, offset, memory);
+}
+void BlockingIo::write(FileId file, Bytes offset, std::span<std::byte> memory) {
+  run(IoOperation::write, file, offset, memory);
+}
+void BlockingIo::flush(FileId file) { run(IoOperation::flush, file, {}, {}); }
+
+// ---- looking
+
+const Superblock* InspectedStore::sound() const {
+  for (const auto& copy : superblock) {
+    if (copy.superblock) return &*copy.superblock;
+  }
+  return nullptr;
+}
+
+InspectedStore inspect_store(IoEngine& engine, FileId file) {
+  BlockingIo io(engine);
+  InspectedStore found;
+  const Bytes size = engine.file_info(file).size;
+  if (size < kStorePage * 2) {
+    found.unfinished = true;
+    return found;
+  }
+  read_superblocks(io, file, size, found);
+  const Superblock* superblock = found.sound();
+  if (superblock == nullptr) return found;
+  const StoreGeometry geometry(superblock->regions, superblock->weights);
+  found.layout = store_file_layout(geometry.shares()[superblock->drive],
+                                   superblock->regions.size());
+  if (found.layout.size > size) {
+    for (std::size_t i = 0; i < 2; ++i) {
+      found.record[i].why_not = "the file is cut short: it has " + std::to_string(size.count) +
+                                " of " + std::to_string(found.layout.size.count) + " bytes";
+    }
+    return found;
+  }
+  for (std::size_t i = 0; i < 2; ++i) {
+    PageBuffer buffer(kRecordBytes);
+    io.read(file, found.layout.record[i], buffer.span());
+    found.record[i] = decode_record(buffer.span());
+    read_table(io, file, geometry, superblock->drive, superblock->store, i, found);
+  }
+  return found;
+}
+
+std::vector<std::size_t> newest_common(const std::vector<InspectedStore>& drives) {
+  std::vector<std::size_t> best;
+  std::uint64_t best_generation = 0;
+  for (std::size_t i = 0; i < 2; ++i) {
+    if (!drives.front().committed(i)) continue;
+    const auto generation = drives.front().record[i].record->generation;
+    std::vector<std::size_t> indexes;
+    for (const auto& drive : drives) {
+      for (std::size_t j = 0; j < 2; ++j) {
+        if (drive.committed(j) && drive.record[j].record->generation == generation) {
+          indexes.push_back(j);
+          break;
+        }
+      }
+    }
+    if (indexes.size() != drives.size() || generation <= best_generation) continue;
+    best = indexes;
+    best_generation = generation;
+  }
+  return best;
+}
+
+}  // namespace terrace

@@ -1,0 +1,25 @@
+// One run at a time in a directory.
+#pragma once
+
+#include <string>
+
+namespace terrace {
+
+// Holds directory/terrace.lock, which says who: process, host, start time. The kernel lets go of it
+// when the owner ends, however it ends; the file of a dead owner is taken over.
+// Thread rule: one thread.
+class StoreLock {
+ public:
+  // Waits briefly for an owner that is just ending. Throws Error(unavailable) naming the owner when
+  // it lives on, Error(io) when the file cannot be made.
+  explicit StoreLock(const std::string& directory);
+  ~StoreLock();
+  StoreLock(StoreLock&& other) noexcept;
+  StoreLock& operator=(StoreLock&&) = delete;
+
+ private:
+  std::string path_;
+  int descriptor_ = -1;
+};
+
+}  // namespace terrace

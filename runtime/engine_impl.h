@@ -1,0 +1,303 @@
+// The engine behind the public face: checks the order of a trainer's calls, hands out addresses,
+// and puts the parts together.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/calibrate.h"
+#include "runtime/engine_store.h"
+#include "runtime/executor_thread.h"
+#include "runtime/home_access.h"
+#include "runtime/planner.h"
+#include "terrace/engine.h"
+#include "terrace/error.h"
+#include "tiers/tensor_store.h"
+
+namespace terrace {
+
+// Thread rule: that of Engine.
+class EngineImpl {
+ public:
+  EngineImpl(const Config& config, const ModelSpec& model, const Initializer& initializer,
+             EnginePorts ports);
+  ~EngineImpl() {
+    abandon(pass_);
+    if (!thread_ || thread_->stop()) return;
+    // Something may still write to this memory: it is never freed.
+    [[maybe_unused]] const auto* store_left = store_.release();
+    [[maybe_unused]] const auto* device_left = device_.release();
+  }
+
+  // ---- steps
+
+  void begin(bool evaluation, const StepOptions& options) {
+    if (alive_) {
+      throw Error(ErrorCode::invalid_argument,
+                  "a step is still alive; finish or destroy it before the next one begins");
+    }
+    if (leased_) {
+      throw Error(ErrorCode::invalid_argument,
+                  "a layer view of an earlier step is still alive; let it end first");
+    }
+    thread_->check();
+    const double rate = options.learning_rate.value_or(config_.learning_rate);
+    const auto scalars = adam_scalars(config_.optimizer, rate, steps_ + 1);
+    begin_time_ = steady_clock().now();
+    compute_before_ = compute_seconds();
+    const PassKind kind = evaluation ? PassKind::evaluation : kind_of(steps_ + 1);
+    thread_->begin({kind, scalars, steps_ + 1});
+    ++pass_;
+    alive_ = true;
+    cancelled_ = false;
+    kind_ = kind;
+    position_ = 0;
+  }
+
+  Step make_step() { return Step(this, pass_); }
+
+  LayerView use(std::uint64_t pass, LayerUse wanted);
+
+  void end_use(bool submitted) {
+    leased_ = false;
+    if (cancelled_) return;
+    if (!submitted) return cancel();
+    thread_->release();
+    ++position_;
+  }
+
+  StepReport finish(std::uint64_t pass, const TrainerState& state) {
+    refuse_over(pass);
+    refuse_cancelled();
+    const auto& uses = plan().schedule.uses;
+    if (leased_) throw Error(ErrorCode::invalid_argument, "a layer view is still alive");
+    if (position_ < uses.size()) {
+      throw Error(ErrorCode::invalid_argument,
+                  "the step is not complete: " + name(uses[position_]) + " comes next, and " +
+                      std::to_string(uses.size() - position_) + " uses are missing");
+    }
+    thread_->wait_for_updates();
+    alive_ = false;
+    const bool evaluation = kind_ == PassKind::evaluation;
+    if (!evaluation) ++steps_;
+    StepReport report;
+    report.step = steps_;
+    report.seconds = to_seconds(steady_clock().now() - begin_time_);
+    report.compute_seconds = compute_seconds() - compute_before_;
+    report.stall_seconds = std::max(0.0, report.seconds - report.compute_seconds);
+    std::string kept = state && !evaluation ? state(report) : std::string{};
+    check_trainer(kept);
+    thread_->finish_pass(std::move(kept));
+    return report;
+  }
+
+  // A step that is destroyed unfinished; errors are kept for the next call.
+  void abandon(std::uint64_t pass) noexcept {
+    if (!alive_ || pass != pass_) return;
+    if (!cancelled_ && !leased_ && position_ == plan().schedule.uses.size()) {
+      try {
+        finish(pass, {});
+      } catch (const Error&) {
+        alive_ = false;  // sticky in the executor
+      }
+      return;
+    }
+    alive_ = false;
+    if (!cancelled_) cancel();
+  }
+
+  // ---- reading
+
+  void read(std::string_view tensor, Content content, std::uint64_t first,
+            std::span<float> values) {
+    const auto place = layout_.find(tensor);
+    const auto range = layout_.block(place.layer).tensors[place.index];
+    if (alive_) throw Error(ErrorCode::invalid_argument, "read() is for between steps");
+    if (class_of(content) != TensorClass::parameter &&
+        class_of(content) != TensorClass::optimizer_state) {
+      throw Error(ErrorCode::invalid_argument,
+                  "only parameters and optimizer states live between steps");
+    }
+    if (first > range.count || values.size() > range.count - first) {
+      throw Error(ErrorCode::invalid_argument,
+                  "tensor '" + std::string(tensor) + "' has " + std::to_string(range.count) +
+                      " elements; [" + std::to_string(first) + ", " +
+                      std::to_string(first + values.size()) + ") is outside");
+    }
+    const Bytes size = layout_.element_size(content);
+    const Bytes offset = (range.first + first) * size;
+    with_homes([&](HomeAccess& homes) {
+      homes.read(content, place.layer, offset, values.size() * size,
+                 [&](std::span<const std::byte> bytes, Bytes at_offset) {
+                   widen(bytes, size, values.subspan((at_offset - offset).count / size.count));
+                 });
+    });
+  }
+
+  void drain() {
+    if (alive_) throw Error(ErrorCode::invalid_argument, "drain() is for between steps");
+    thread_->wait_until_idle();
+  }
+
+  void commit(const std::string& trainer) {
+    if (alive_) throw Error(ErrorCode::invalid_argument, "commit() is for between steps");
+    if (plans_->engine.map.durable.count == 0) {
+      throw Error(ErrorCode::unavailable,
+                  "there is no store to commit to: name an nvme directory and keep two slots");
+    }
+    check_trainer(trainer);
+    thread_->run_idle([&](SegmentStore& nvme) {
+      HomeAccess homes(layout_, plans_->engine.map, *store_, *device_, nvme);
+      homes.flush_homes(steps_);
+      nvme.commit_now(steps_, trainer);
+    });
+  }
+
+  std::optional<std::uint64_t> resumed_step() const {
+    return resumed_ ? std::optional(resumed_->step) : std::nullopt;
+  }
+  const std::string& trainer_state() const { return trainer_state_; }
+
+  EngineStats stats() {
+    EngineStats result;
+    result.lanes = thread_->stats();
+    at(result.peak, Tier::hbm) = device_->peak_allocated();
+    at(result.peak, Tier::dram) = store_->reserved(Tier::dram);
+    result.io = io_info_;
+    result.drives = thread_->drive_stats();
+    result.store_notes = thread_->store_notes();
+    result.direct = !result.drives.empty();
+    if (result.drives.empty()) result.direct_note = "nothing lives on nvme";
+    for (const auto& drive : result.drives) {
+      at(result.peak, Tier::nvme) += drive.reserved;
+      if (drive.direct || !result.direct) continue;
+      result.direct = false;
+      result.direct_note = drive.direct_note;
+    }
+    return result;
+  }
+
+  const ModelLayout& layout() const { return layout_; }
+  const Forecast& forecast() const { return plans_->engine.forecast; }
+  const Speeds& speeds() const { return speeds_.speeds; }
+  Device& device() { return *device_; }
+  std::uint64_t steps() const { return steps_; }
+
+  // ---- for views
+
+  std::byte* hbm(OpIndex op, Content content, LayerId layer) const {
+    for (const auto& operand : plan().operands_of(op)) {
+      if (operand.content == content && operand.layer == layer) {
+        return store_->address(Tier::hbm, operand.extent);
+      }
+    }
+    return nullptr;
+  }
+
+ private:
+  const StepPlan& plan() const { return plans_->engine.plan(kind_); }
+
+  std::string name(LayerUse use) const {
+    return std::string(use.phase == Phase::forward ? "forward" : "backward") + " of layer '" +
+           layout_.layer(use.layer).name + "'";
+  }
+
+  void refuse_over(std::uint64_t pass) const {
+    if (alive_ && pass == pass_) return;
+    throw Error(ErrorCode::invalid_argument, "this step is over; begin another");
+  }
+
+  void refuse_cancelled() const {
+    if (!cancelled_) return;
+    throw Error(ErrorCode::cancelled,
+                "the step was cancelled: a backward layer view was dropped without "
+                "submit_gradients()");
+  }
+
+  void cancel() noexcept {
+    cancelled_ = true;
+    try {
+      thread_->cancel();
+    } catch (const Error&) {
+      // Sticky in the executor; the next call reports it.
+    }
+    // What the trainer enqueued may use memory of the trainer's that goes with the step.
+    device_->synchronize(kComputeStream);
+  }
+
+  double compute_seconds() { return at(thread_->stats(), Lane::compute).busy_seconds; }
+
+  PassKind kind_of(std::uint64_t step) const {
+    const bool durable = plans_->engine.map.durable.count > 0;
+    return durable && step % config_.store.commit_interval == 0 ? PassKind::committing
+                                                                 : PassKind::training;
+  }
+
+  static void check_trainer(const std::string& state) {
+    if (state.size() <= most_trainer_bytes()) return;
+    throw Error(ErrorCode::invalid_argument,
+                "the trainer gives " + std::to_string(state.size()) +
+                    " bytes to keep with a commit; at most " +
+                    std::to_string(most_trainer_bytes()) + " are kept: keep more elsewhere");
+  }
+
+  std::unique_ptr<SegmentStore> open(IoEngine& io) {
+    const auto arena = store_->arena();
+    if (!arena.empty()) io.register_buffers(std::span(&arena, 1));
+    auto nvme = std::make_unique<SegmentStore>(
+        io, store_options(config_, layout_, plans_->engine.map, speeds_.drives));
+    resumed_ = nvme->resumed();
+    if (resumed_) trainer_state_ = resumed_->trainer;
+    io_info_ = io.info();
+    return nvme;
+  }
+
+  void with_homes(const std::function<void(HomeAccess&)>& task) {
+    thread_->run_idle([&](SegmentStore& nvme) {
+      HomeAccess homes(layout_, plans_->engine.map, *store_, *device_, nvme);
+      task(homes);
+    });
+  }
+
+  static void widen(std::span<const std::byte> bytes, Bytes element, std::span<float> values) {
+    const std::size_t count = bytes.size() / element.count;
+    if (element == size_of(DType::fp32)) {
+      std::memcpy(values.data(), bytes.data(), bytes.size());
+      return;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      bfloat16 narrow;
+      std::memcpy(&narrow, bytes.data() + i * sizeof narrow, sizeof narrow);
+      values[i] = to_float(narrow);
+    }
+  }
+
+  const Config config_;
+  const ModelLayout layout_;
+  std::unique_ptr<Device> device_;
+  MeasuredSpeeds speeds_;
+  std::optional<RunnablePlans> plans_;
+  std::unique_ptr<TraceSink> trace_;
+  std::unique_ptr<AdamPool> adam_;
+  std::unique_ptr<TensorStore> store_;
+  std::optional<CommitRecord> resumed_;  // written, as the next two, on the executor's thread while
+  std::string trainer_state_;            // it starts
+  IoEngineInfo io_info_;
+  std::optional<ExecutorThread> thread_;  // destroyed first
+
+  std::uint64_t steps_ = 0;
+  std::uint64_t pass_ = 0;  // number of the present or last step or pass
+  bool alive_ = false;      // its Step exists and is not finished
+  PassKind kind_ = PassKind::training;  // of it
+  bool cancelled_ = false;
+  bool leased_ = false;     // a LayerView exists
+  std::size_t position_ = 0;
+  Nanoseconds begin_time_{0};
+  double compute_before_ = 0;
+};
+
+}  // namespace terrace

@@ -1,0 +1,31 @@
+// What an engine asks of its tiers and its store, from its configuration and plan.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nvme/store_files.h"
+#include "runtime/drive_speeds.h"
+#include "runtime/planner.h"
+#include "terrace/config.h"
+#include "terrace/forecast.h"
+#include "tiers/block_layout.h"
+
+namespace terrace {
+
+// Throws Error(invalid_argument) for settings that contradict one another.
+void check_config(const Config& config);
+
+// What the directories have free for a store that is dealt out by these weights. Throws Error(io)
+// for a directory that cannot be used.
+Bytes free_on_drives(const std::vector<NvmeConfig>& drives,
+                     const std::vector<std::uint32_t>& weights);
+
+DurabilityInput durability_of(const Config& config, const std::vector<DriveSpeed>& drives);
+
+// The store of a plan. `layout` and `map` must outlive the options.
+StoreOptions store_options(const Config& config, const ModelLayout& layout, const MemoryMap& map,
+                           const std::vector<DriveSpeed>& drives);
+
+}  // namespace terrace
