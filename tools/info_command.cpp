@@ -6,6 +6,7 @@
 #include "terrace/adam.h"
 #include "terrace/error.h"
 #include "terrace/io_engine.h"
+#include "tiers/drive_facts.h"
 #include "tiers/topology.h"
 #include "tools/commands.h"
 
