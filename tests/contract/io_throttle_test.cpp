@@ -36,9 +36,12 @@ TEST_P(ThrottledIo, IsNoFasterThanAskedFor) {
 
 // The wake comes while a completion is held back.
 TEST_P(ThrottledIo, WakesBeforeTheDeadline) {
-  const auto file = open(64_MiB);
-  PageBuffer buffer(64 << 20);
-  ASSERT_TRUE(engine_->submit({{1}, IoOperation::read, file, 0, buffer.data(), 64 << 20}));
+  IoEngineOptions options = GetParam().options;
+  options.read = {.latency_us = 1e6};
+  engine_ = make_io_engine(options);
+  const auto file = open({kPage});
+  PageBuffer buffer(kPage);
+  ASSERT_TRUE(engine_->submit({{1}, IoOperation::read, file, 0, buffer.data(), kPage}));
   std::thread waker([&] {
     std::this_thread::sleep_for(10ms);
     engine_->wake();
