@@ -166,7 +166,7 @@ class EngineImpl {
     result.lanes = thread_->stats();
     at(result.peak, Tier::hbm) = device_->peak_allocated();
     at(result.peak, Tier::dram) = store_->reserved(Tier::dram);
-    result.io = io_info_;
+    result.io = thread_->io_info();
     result.drives = thread_->drive_stats();
     result.store_notes = thread_->store_notes();
     result.direct = !result.drives.empty();
@@ -251,7 +251,6 @@ class EngineImpl {
         io, store_options(config_, layout_, plans_->engine.map, speeds_.drives));
     resumed_ = nvme->resumed();
     if (resumed_) trainer_state_ = resumed_->trainer;
-    io_info_ = io.info();
     return nvme;
   }
 
@@ -290,9 +289,8 @@ class EngineImpl {
   std::unique_ptr<TraceSink> trace_;
   std::unique_ptr<AdamPool> adam_;
   std::unique_ptr<TensorStore> store_;
-  std::optional<CommitRecord> resumed_;  // written, as the next two, on the executor's thread while
+  std::optional<CommitRecord> resumed_;  // written, as the next, on the executor's thread while
   std::string trainer_state_;            // it starts
-  IoEngineInfo io_info_;
   std::optional<ExecutorThread> thread_;  // destroyed first
 
   std::uint64_t steps_ = 0;
