@@ -306,6 +306,9 @@ void SegmentStore::fail(const Piece& piece, int error) {
                        std::to_string(piece.drive) + " (" +
                        options_.drives[piece.drive].directory + ") failed: " +
                        std::strerror(error);
+  if (piece.purpose != Purpose::data) {
+    operation.message += "; this step or the last one committed counts: continue with --resume";
+  }
 }
 
 void SegmentStore::close_operation(std::size_t index) {
@@ -319,6 +322,8 @@ void SegmentStore::close_operation(std::size_t index) {
       durable_.commit();
       ++opened_.generation;
       for (auto& file : opened_.files) file.active = 1 - file.active;
+    } else {
+      broken_.emplace(ErrorCode::io, operation.message);
     }
     commit_.reset();
   }

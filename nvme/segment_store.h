@@ -70,6 +70,9 @@ class SegmentStore {
   std::size_t reap(std::vector<StoreResult>& results, Nanoseconds timeout);
   // An operation that makes no progress; sticky. Its memory belongs to the kernel for ever.
   const std::optional<Error>& stuck() const { return stuck_; }
+  // A commit that failed; sticky. Which of the last two steps counts is for the next resume to
+  // find out, and both slots are needed for that: nothing may be written any more.
+  const std::optional<Error>& broken() const { return broken_; }
 
   // Blocking, while nothing is in flight: throw Error(io or corrupt).
   void read_now(Extent extent, std::span<std::byte> memory);
@@ -186,6 +189,7 @@ class SegmentStore {
   std::vector<PageBuffer> table_buffers_;   // by drive
   std::vector<PageBuffer> record_buffers_;
   std::optional<Error> stuck_;
+  std::optional<Error> broken_;
 };
 
 }  // namespace terrace

@@ -232,6 +232,26 @@ class Opener {
       }
     }
     opened.resumed = *stores.front().record[common.front()].record;
+    for (std::size_t d = 0; d < stores.size(); ++d) note_unusable(d, stores[d], opened);
+  }
+
+  // Newer commits, or what may have been some. One that a power cut kept from the other drives is
+  // none.
+  void note_unusable(std::size_t d, const InspectedStore& store, OpenedStore& opened) const {
+    for (std::size_t i = 0; i < 2; ++i) {
+      const auto& record = store.record[i];
+      std::string what;
+      if (!record.record && !record.blank) {
+        what = "commit record " + std::to_string(i) + " is damaged: " + record.why_not;
+      } else if (record.record && record.record->generation > opened.resumed->generation &&
+                 !store.committed(i)) {
+        what = "the commit of step " + std::to_string(record.record->step) +
+               " is not whole: " + store.table_problem[i];
+      }
+      if (what.empty()) continue;
+      opened.notes.push_back(path(d) + ": " + what + "; the run goes on at step " +
+                             std::to_string(opened.resumed->step));
+    }
   }
 
   // ---- a new store

@@ -93,6 +93,9 @@ struct DecodedRecord {
   std::optional<CommitRecord> record;
   std::string why_not;
   bool blank = false;  // never written, whatever lies behind the page that counts
+  // "": the trainer's bytes are those of the record. The next commit but one overwrites them, as it
+  // does the table, before it does the record.
+  std::string trainer_problem{};
 };
 DecodedRecord decode_record(std::span<const std::byte> bytes);
 // Whether a record begins here, sound or not.

@@ -76,6 +76,7 @@ void read_table(BlockingIo& io, FileId file, const StoreGeometry& geometry, std:
   } else {
     problem = table_problem(table, geometry, drive, found.layout);
   }
+  if (problem.empty()) problem = record.trainer_problem;
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ struct InspectedStore {
   DecodedSuperblock superblock[2];
   DecodedRecord record[2];
   std::vector<TableEntry> table[2];  // that of record i
-  std::string table_problem[2];      // "": the table is sound
+  std::string table_problem[2];      // "": the table and the trainer's bytes are sound
   StoreFileLayout layout;            // void without a superblock
   bool unfinished = false;           // its creation was cut short: it never held anything
   bool cut_short = false;            // it is smaller than its superblock says; no record was read

@@ -171,6 +171,7 @@ void Executor::turn(Nanoseconds timeout) {
   for (const auto& result : results_) complete(result);
   for (const auto& completion : completions_) complete(completion);
   if (ports_.nvme.stuck()) fail(*ports_.nvme.stuck());
+  if (ports_.nvme.broken()) fail(*ports_.nvme.broken());
   retire_passes();
   // 3. Start what is ready.
   start_ready();
