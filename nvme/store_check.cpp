@@ -132,16 +132,12 @@ class MetadataCheck {
     }
   }
 
-  // An older commit's table is overwritten before its record is: that is no damage.
   void record(const InspectedStore& store, std::size_t i) {
     const auto& record = store.record[i];
+    if (record.blank || store.committed(i) || store.given_up(i)) return;
     if (!record.record) {
-      if (record.blank) return;
       return add(StorePlace::record, i, {store.layout.record[i], kRecordBytes}, record.why_not);
     }
-    const auto& other = store.record[1 - i].record;
-    const bool newest = !other || other->generation < record.record->generation;
-    if (store.table_problem[i].empty() || !newest) return;
     add(StorePlace::table, record.record->table,
         {store.layout.table[record.record->table], store.layout.table_bytes},
         "of record " + std::to_string(i) + ", step " + std::to_string(record.record->step) + ": " +

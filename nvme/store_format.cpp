@@ -299,6 +299,7 @@ DecodedRecord decode_record(std::span<const std::byte> bytes) {
     decoded.why_not = "the length of the trainer's bytes is impossible";
   } else if (hash_bytes(trainer.data(), fields.trainer_bytes) != fields.trainer_checksum) {
     decoded.why_not = "the checksum of the trainer's bytes is wrong";
+    decoded.spoiled = fields.generation;
   }
   if (!decoded.why_not.empty()) return decoded;
   decoded.record = CommitRecord{

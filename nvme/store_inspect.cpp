@@ -126,6 +126,13 @@ const Superblock* InspectedStore::sound() const {
   return nullptr;
 }
 
+bool InspectedStore::given_up(std::size_t i) const {
+  const auto& own = record[i];
+  const auto& other = record[1 - i].record;
+  const auto generation = own.record ? own.record->generation : own.spoiled;
+  return other && generation > 0 && generation < other->generation && !committed(i);
+}
+
 bool InspectedStore::at_first_commit() const {
   constexpr std::uint64_t kFirst = 1;
   return std::all_of(std::begin(record), std::end(record), [](const DecodedRecord& found) {

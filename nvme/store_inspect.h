@@ -40,6 +40,8 @@ struct InspectedStore {
   const Superblock* sound() const;
   bool committed(std::size_t i) const { return record[i].record && table_problem[i].empty(); }
   bool any_commit() const { return committed(0) || committed(1); }
+  // Record i is of an older commit, and the next one has begun to overwrite what it speaks of.
+  bool given_up(std::size_t i) const;
   // Nothing was ever committed here, or nothing but the very first commit.
   bool at_first_commit() const;
 };

@@ -154,6 +154,12 @@ def metadata(place, file, drive):
             resumes(place, 3)
     with file.flip(layout["table"][1 - table] + 40):
         expect_damage(place, file, set(), ["sound: --resume continues at step 4"], 0)
+    # The trainer's bytes are written before the record's page: an older commit's may be gone.
+    with file.flip(layout["record"][older] + PAGE):
+        expect_damage(place, file, set(), ["sound: --resume continues at step 4"], 0)
+        said(store("show", *place.drives), f"record {older}: commit 3: given up to the next")
+    with file.flip(layout["record"][newest] + PAGE):
+        expect_damage(place, file, {("record", newest)}, ["trainer's bytes", "at step 3"])
     with file.flip(layout["header"][0] + 30).flip(layout["text"][1] + 9):
         expect_damage(place, file, {("header", 0), ("text", 1)}, ["step 4"])
     with file.flip(layout["header"][0] + 30).flip(layout["header"][1] + 30):
