@@ -249,6 +249,11 @@ def sizes():
                 expect(result.returncode == 2, "no store there", result)
                 said(result, "there is no store in")
         made(place)
+        result = store("verify", place.file())
+        expect(result.returncode == 0, "a store's file stands for its directory", result)
+        result = store("verify", place.drives[0], place.drives[0] + "/.")
+        expect(result.returncode == 2, "the same twice", result)
+        said(result, "is named twice")
         with Bytes(place.file()) as file:
             size = len(file.pristine)
             for length in [size - PAGE, size // 2 + 123, 100000]:
