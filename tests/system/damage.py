@@ -15,7 +15,7 @@ COMMITTED = 4  # so that the run goes on
 PAGE = 4096
 DATA_SAMPLES = 400
 RESUMES = 60
-DAMAGE = r"damaged|checksum|is not what|cut short|no commit|of another run|no store"
+DAMAGE = r"damage|checksum|is not what|cut short|no commit|of another run|no store"
 
 
 class Store:
