@@ -4,8 +4,10 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <string>
 
 #include "cpu_adam/adam_kernel.h"
+#include "cpu_adam/floating_point.h"
 #include "terrace/error.h"
 
 namespace terrace {
@@ -35,10 +37,32 @@ void validate(const AdamOptions& options, double learning_rate, std::uint64_t st
           "finite in fp32 and not negative");
 }
 
+void require_moment(const char* name, DType dtype) {
+  if (dtype == DType::fp32 || dtype == DType::bf16) return;
+  throw Error(ErrorCode::invalid_argument, std::string("the ") + name + " is " +
+                                               std::string(to_string(dtype)) +
+                                               "; Adam keeps it in fp32 or bf16");
+}
+
 }  // namespace
 
-AdamScalars adam_scalars(const AdamOptions& options, double learning_rate, std::uint64_t step) {
+void check(const AdamSlice& slice) {
+  require_moment("momentum", slice.momentum_dtype);
+  require_moment("variance", slice.variance_dtype);
+}
+
+void check_group(std::uint32_t group, std::size_t groups) {
+  if (group < groups) return;
+  throw Error(ErrorCode::invalid_argument,
+              "a slice is of group " + std::to_string(group) + ", and there are scalars for " +
+                  std::to_string(groups) + " groups");
+}
+
+AdamScalars adam_scalars(const AdamOptions& options, double learning_rate, std::uint64_t step,
+                         double gradient_factor) {
   validate(options, learning_rate, step);
+  require(fits_fp32(gradient_factor) && static_cast<float>(gradient_factor) > 0,
+          "the gradient factor", gradient_factor, "positive and finite in fp32");
   const auto t = static_cast<double>(step);
   const bool correct = options.bias_correction;
   const double correction1 = correct ? 1 - std::pow(options.beta1, t) : 1;
@@ -58,19 +82,33 @@ AdamScalars adam_scalars(const AdamOptions& options, double learning_rate, std::
   scalars.inverse_sqrt_correction2 = static_cast<float>(1 / std::sqrt(correction2));
   scalars.l2 = decoupled ? 0.0F : static_cast<float>(options.weight_decay);
   scalars.decay_factor = static_cast<float>(decay_factor);
+  scalars.gradient_factor = static_cast<float>(gradient_factor);
   return scalars;
 }
 
 void adam_update(const AdamScalars& scalars, const AdamSlice& slice) {
+  check(slice);
+  const DefaultFloatingPoint environment;
   adam_kernels().front().update(scalars, slice);
+}
+
+void adam_update(std::span<const AdamScalars> groups, std::span<const AdamSlice> slices) {
+  for (const auto& slice : slices) {
+    check(slice);
+    check_group(slice.group, groups.size());
+  }
+  const DefaultFloatingPoint environment;
+  for (const auto& slice : slices) {
+    adam_kernels().front().update(groups[slice.group], slice);
+  }
 }
 
 std::vector<std::string> adam_instruction_sets() {
   std::vector<std::string> names;
-  for (const auto& kernel : adam_kernels()) names.emplace_back(kernel.instruction_set());
+  for (const auto& kernel : adam_kernels()) names.emplace_back(kernel.instruction_set);
   return names;
 }
 
-std::string adam_instruction_set() { return adam_kernels().front().instruction_set(); }
+std::string adam_instruction_set() { return adam_kernels().front().instruction_set; }
 
 }  // namespace terrace

@@ -1,30 +1,31 @@
-// One update kernel for each instruction set that this CPU can run.
+// One set of kernels for each instruction set that this CPU can run.
+// Thread rule: every call from any thread, in the default floating-point environment
+// (floating_point.h): the kernels leave it as it is.
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "terrace/adam.h"
 
 namespace terrace {
 
-// Thread rule: every call from any thread.
-class AdamKernel {
- public:
-  using Function = void (*)(const AdamScalars& scalars, const AdamSlice& slice);
+// Lanes in which a leaf of a gradient is summed: enough for four vectors of the widest kind.
+inline constexpr std::size_t kGradientLanes = 32;
 
-  AdamKernel(const char* instruction_set, Function function)
-      : instruction_set_(instruction_set), function_(function) {}
-
-  const char* instruction_set() const { return instruction_set_; }  // Highway's name: "AVX3", ...
-  // Computes in the default floating-point environment and puts the caller's back.
-  void update(const AdamScalars& scalars, const AdamSlice& slice) const;
-
- private:
-  const char* instruction_set_;
-  Function function_;
+struct AdamKernel {
+  const char* instruction_set;  // Highway's name: "AVX3", ...
+  // The slice has passed check().
+  void (*update)(const AdamScalars& scalars, const AdamSlice& slice);
+  // Adds the squares of `rows` * kGradientLanes elements to the lanes, one row after the other.
+  void (*add_squares)(const void* gradient, DType dtype, std::size_t rows, double* lanes);
 };
 
 // Best first; at least one.
 const std::vector<AdamKernel>& adam_kernels();
+
+// Throw Error(invalid_argument) naming what no kernel can do.
+void check(const AdamSlice& slice);
+void check_group(std::uint32_t group, std::size_t groups);
 
 }  // namespace terrace

@@ -3,20 +3,23 @@
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/partitioner.h>
 #include <oneapi/tbb/task_arena.h>
+#include <oneapi/tbb/task_scheduler_observer.h>
 #include <pthread.h>
-#include <sched.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
-#include "cpu_adam/adam_run.h"
+#include "cpu_adam/adam_jobs.h"
+#include "cpu_adam/cpu_set.h"
 #include "terrace/adam.h"
 #include "terrace/error.h"
 #include "terrace/pacer.h"
@@ -24,20 +27,53 @@
 namespace terrace {
 namespace {
 
-int usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));  // beyond 1024 cores
-}
+// Binds whoever works in the arena, for as long as it does: TBB lends its workers to others too.
+class Binder final : public tbb::task_scheduler_observer {
+ public:
+  Binder(tbb::task_arena& arena, CpuSet cpus, CpuSet before)
+      : task_scheduler_observer(arena), cpus_(std::move(cpus)), before_(std::move(before)) {
+    observe(true);
+  }
+  // A worker without work leaves soon. Whoever has not yet would stay bound for ever.
+  ~Binder() override {
+    const auto deadline = steady_clock().now() + kLongestFarewell;
+    while (inside_.load() > 0 && steady_clock().now() < deadline) {
+      steady_clock().sleep_until(steady_clock().now() + std::chrono::microseconds(20));
+    }
+    observe(false);
+  }
+  Binder(const Binder&) = delete;
+  Binder& operator=(const Binder&) = delete;
+
+  void on_scheduler_entry(bool) override {
+    ++inside_;
+    cpus_.bind_this_thread();
+  }
+  void on_scheduler_exit(bool) override {
+    before_.bind_this_thread();
+    --inside_;
+  }
+
+ private:
+  static constexpr std::chrono::seconds kLongestFarewell{1};
+
+  std::atomic<int> inside_{0};
+  const CpuSet cpus_;
+  const CpuSet before_;
+};
 
 class TbbAdamPool final : public AdamPool {
  public:
-  explicit TbbAdamPool(const AdamPoolOptions& options)
-      : threads_(options.threads > 0 ? options.threads : usable_cores()),
+  TbbAdamPool(const AdamPoolOptions& options, const CpuSet& allowed, const CpuSet& cpus)
+      : threads_(options.threads > 0 ? options.threads
+                                     : std::max(1, cpus.count() / options.ranks_on_node)),
         arena_(threads_),
         pacer_({.gb_s = options.gb_s}) {
-    driver_ = std::thread([this] { drive(); });
+    if (!options.cpus.empty()) binder_.emplace(arena_, cpus, allowed);
+    driver_ = std::thread([this, bound = !options.cpus.empty(), cpus] {
+      if (bound) cpus.bind_this_thread();
+      drive();
+    });
   }
 
   ~TbbAdamPool() override {
@@ -51,14 +87,15 @@ class TbbAdamPool final : public AdamPool {
 
   int threads() const override { return threads_; }
 
-  void submit(Ticket ticket, const AdamScalars& scalars, AdamRun run) override {
-    check(run);
-    enqueue({ticket, scalars, std::move(run), {}, steady_clock().now()});
+  using AdamPool::submit;
+  void submit(Ticket ticket, std::vector<AdamScalars> groups, std::vector<AdamRun> runs) override {
+    enqueue(ticket, make_update_job(std::move(groups), std::move(runs)));
   }
-
+  void submit_gradients(Ticket ticket, GradientJob job) override {
+    enqueue(ticket, make_gradient_job(std::move(job)));
+  }
   void submit_hash(Ticket ticket, const HashJob& job) override {
-    check(job);
-    enqueue({ticket, {}, {}, job, steady_clock().now()});
+    enqueue(ticket, make_hash_job(job));
   }
 
   std::size_t poll(std::vector<Completion>& completions) override {
@@ -69,33 +106,28 @@ class TbbAdamPool final : public AdamPool {
     return count;
   }
 
+  std::vector<Completion> wait() override {
+    std::unique_lock lock(mutex_);
+    idle_.wait(lock, [&] { return entries_.empty() && !working_; });
+    return std::exchange(completed_, {});
+  }
+
   void set_waker(std::function<void()> waker) override {
     const std::lock_guard lock(waker_mutex_);
     waker_ = std::move(waker);
   }
 
  private:
-  // A run, or a hash job where hashing.hash is set.
-  struct Job {
+  struct Entry {
     Ticket ticket;
-    AdamScalars scalars;
-    AdamRun run;
-    HashJob hashing;
+    std::unique_ptr<const AdamJob> job;
     Nanoseconds submitted;
-
-    bool hashes() const { return hashing.hash != nullptr; }
-    std::uint64_t tiles() const { return hashes() ? tiles_of(hashing) : tiles_of(run); }
-    std::uint64_t bytes() const { return hashes() ? hashing.size.count : updated_bytes(run); }
-    void work(std::uint64_t tile) const {
-      if (hashes()) return hash_tile(hashing, tile);
-      update_tile(scalars, run, tile);
-    }
   };
 
-  void enqueue(Job job) {
+  void enqueue(Ticket ticket, std::unique_ptr<const AdamJob> job) {
     {
       const std::lock_guard lock(mutex_);
-      jobs_.push_back(std::move(job));
+      entries_.push_back({ticket, std::move(job), steady_clock().now()});
     }
     filled_.notify_one();
   }
@@ -105,23 +137,27 @@ class TbbAdamPool final : public AdamPool {
     ::prctl(PR_SET_TIMERSLACK, 1UL);  // wake up at the deadline, not the usual 50 us after it
     for (;;) {
       std::unique_lock lock(mutex_);
-      filled_.wait(lock, [&] { return stop_ || !jobs_.empty(); });
-      if (jobs_.empty()) return;
-      const Job job = std::move(jobs_.front());
-      jobs_.pop_front();
+      filled_.wait(lock, [&] { return stop_ || !entries_.empty(); });
+      if (entries_.empty()) return;
+      const Entry entry = std::move(entries_.front());
+      entries_.pop_front();
+      working_ = true;
       lock.unlock();
-      const auto completion = run(job);
+      const auto completion = run(entry);
       lock.lock();
       completed_.push_back(completion);
+      working_ = false;
       lock.unlock();
+      idle_.notify_one();
       const std::lock_guard waker_lock(waker_mutex_);
       if (waker_) waker_();
     }
   }
 
   // The pacer counts from the submission, not from when this thread woke up for it: being late is
-  // made up by the next run.
-  Completion run(const Job& job) {
+  // made up by the next job.
+  Completion run(const Entry& entry) {
+    const AdamJob& job = *entry.job;
     const auto start = steady_clock().now();
     const auto tiles = job.tiles();
     if (threads_ == 1 || tiles <= 1) {
@@ -129,14 +165,15 @@ class TbbAdamPool final : public AdamPool {
     } else {
       work_in_parallel(job, tiles);
     }
-    if (pacer_.active() && !job.hashes()) {
-      steady_clock().sleep_until(pacer_.reserve(job.submitted, job.bytes()).end);
+    job.finish();
+    if (pacer_.active() && job.paced()) {
+      steady_clock().sleep_until(pacer_.reserve(entry.submitted, job.bytes()).end);
     }
-    return {job.ticket, 0, job.bytes(), start, steady_clock().now()};
+    return {entry.ticket, 0, job.bytes(), start, steady_clock().now()};
   }
 
   // Elements do not depend on one another, so the cut never shows in the result.
-  void work_in_parallel(const Job& job, std::uint64_t tiles) {
+  void work_in_parallel(const AdamJob& job, std::uint64_t tiles) {
     shared_job_ = &job;
     open_tiles_.store(tiles, std::memory_order_release);
     arena_.execute([&] {
@@ -158,15 +195,18 @@ class TbbAdamPool final : public AdamPool {
 
   const int threads_;
   tbb::task_arena arena_;
-  Pacer pacer_;                        // the driver's
-  const Job* shared_job_ = nullptr;    // the driver's; workers read it once they saw open_tiles_
+  std::optional<Binder> binder_;         // empty: workers are not bound
+  Pacer pacer_;                          // the driver's
+  const AdamJob* shared_job_ = nullptr;  // the driver's; workers read it once they saw open_tiles_
   // Proves that every tile was worked on, and hands the memory to the workers and back in a way
   // that ThreadSanitizer understands: it cannot look into TBB.
   std::atomic<std::uint64_t> open_tiles_{0};
   std::mutex mutex_;
-  std::condition_variable filled_;
-  std::deque<Job> jobs_;               // guarded by mutex_
+  std::condition_variable filled_;     // for the driver
+  std::condition_variable idle_;       // for wait()
+  std::deque<Entry> entries_;          // guarded by mutex_
   std::vector<Completion> completed_;  // guarded by mutex_
+  bool working_ = false;               // guarded by mutex_
   bool stop_ = false;                  // guarded by mutex_
   std::mutex waker_mutex_;             // held while the waker runs
   std::function<void()> waker_;        // guarded by waker_mutex_
@@ -180,12 +220,17 @@ std::unique_ptr<AdamPool> make_adam_pool(const AdamPoolOptions& options) {
     return Error(ErrorCode::invalid_argument, "the Adam pool cannot have " + what);
   };
   if (options.threads < 0) {
-    throw refuse(std::to_string(options.threads) + " threads; 0 means one per usable core");
+    throw refuse(std::to_string(options.threads) + " threads; 0 means one per core");
   }
   if (!std::isfinite(options.gb_s) || options.gb_s < 0) {
     throw refuse("a speed of " + std::to_string(options.gb_s) + " GB/s; 0 means unbounded");
   }
-  return std::make_unique<TbbAdamPool>(options);
+  if (options.ranks_on_node < 1) {
+    throw refuse(std::to_string(options.ranks_on_node) + " ranks on its node; this one is there");
+  }
+  const auto allowed = CpuSet::of_this_thread();
+  const auto cpus = options.cpus.empty() ? allowed : CpuSet(options.cpus, allowed);
+  return std::make_unique<TbbAdamPool>(options, allowed, cpus);
 }
 
 }  // namespace terrace

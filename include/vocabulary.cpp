@@ -26,7 +26,7 @@ std::string_view name_of(const std::array<std::string_view, N>& names, Enum valu
 }
 
 constexpr std::array<std::string_view, 4> kEngineNames{"auto", "io_uring", "threads", "memory"};
-constexpr std::array<std::string_view, 2> kDTypeNames{"fp32", "bf16"};
+constexpr std::array<std::string_view, 3> kDTypeNames{"fp32", "bf16", "fp16"};
 
 template <class Enum, std::size_t N>
 Enum parse_name(const std::array<std::string_view, N>& names, std::string_view text,
@@ -166,6 +166,9 @@ void validate(const ModelSpec& model) {
   const auto refuse = [](const std::string& message) {
     return Error(ErrorCode::invalid_argument, message);
   };
+  if (model.parameter_dtype == DType::fp16 || model.gradient_dtype == DType::fp16) {
+    throw refuse("parameters and gradients in fp16 are not available yet; choose bf16 or fp32");
+  }
   if (model.layers.empty()) throw refuse("the model has no layers");
   std::set<std::string_view> layer_names;
   std::set<std::string_view> tensor_names;

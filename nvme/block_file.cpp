@@ -15,6 +15,7 @@
 #include <optional>
 #include <utility>
 
+#include "nvme/transfers.h"
 #include "terrace/error.h"
 
 namespace terrace {
@@ -96,11 +97,11 @@ std::uint64_t largest_file() {
   return std::min<std::uint64_t>(kLargestFile, limit.rlim_cur);
 }
 
-// The result of a system call that is made again when a signal cuts it short.
+// The result of a system call that is made again when a signal cuts it short, within a bound.
 template <class Call>
 auto uninterrupted(Call call) {
   auto result = call();
-  while (result < 0 && errno == EINTR) result = call();
+  for (int i = 0; result < 0 && errno == EINTR && i < kMaxInterruptions; ++i) result = call();
   return result;
 }
 
@@ -122,9 +123,9 @@ Block make_block(std::size_t bytes) {
   return block;
 }
 
-bool refuses_direct(int error) { return error == EINVAL || error == EOPNOTSUPP; }
-
 }  // namespace
+
+bool refuses_direct(int error) { return error == EINVAL || error == EOPNOTSUPP; }
 
 bool file_exists(const std::string& path) {
   struct stat status {};
@@ -147,7 +148,7 @@ BlockFile::BlockFile(const IoFileOptions& options) {
   info_.drive = options.drive;
   info_.direct_note = "not asked for";
   if (options.mode == IoFileMode::existing) {
-    find(options.path);
+    find(options);
   } else {
     check_kept_free(options);
     create(options);
@@ -198,17 +199,19 @@ void BlockFile::create(const IoFileOptions& options) {
 }
 
 // A file that is there, and nothing else: opening a pipe or a device can have effects of its own.
-void BlockFile::find(const std::string& path) {
+void BlockFile::find(const IoFileOptions& options) {
+  const auto& path = options.path;
   struct stat status {};
   if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
     throw Error(ErrorCode::io, "opening " + path + " failed: it is not a regular file; name one");
   }
-  descriptor_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  descriptor_ = ::open(path.c_str(), (options.read_only ? O_RDONLY : O_RDWR) | O_CLOEXEC);
   if (descriptor_ >= 0) return;
   if (errno == ENOENT) throw missing("opening", path);
   if (errno != EACCES && errno != EPERM) throw failure("opening", path, errno);
   throw Error(ErrorCode::io, "opening " + path + " failed: " + std::strerror(errno) +
-                                 "; make it readable and writable for this user");
+                                 "; make it readable " +
+                                 (options.read_only ? "" : "and writable ") + "for this user");
 }
 
 // The size of a file that was there, and whether it takes direct transfers.
@@ -217,6 +220,12 @@ void BlockFile::measure(const std::string& path) {
   if (::fstat(descriptor_, &status) != 0) throw failure("measuring", path, errno);
   const auto size = static_cast<std::uint64_t>(status.st_size);
   info_.size = {size / info_.alignment * info_.alignment};
+  if (info_.size.count > largest_file()) {
+    throw Error(ErrorCode::io, "opening " + path + " failed: its size of " +
+                                   std::to_string(size) + " bytes exceeds the limit of this "
+                                   "process, which writing to it would end; raise the file size "
+                                   "limit (ulimit -f)");
+  }
   if (info_.direct && info_.size.count > 0) probe_read(path);
 }
 
@@ -280,20 +289,26 @@ void BlockFile::probe_direct(const IoFileOptions& options) {
   if (uninterrupted(write) >= 0) return probe_read(options.path);
   if (errno == ENOSPC || errno == EDQUOT) throw no_space(options, errno);
   if (!refuses_direct(errno)) throw failure("writing the first block of", options.path, errno);
-  leave_direct(options.path);
+  do_without_direct(options.path);
 }
 
 // Any other error is left to whoever needs that block.
 void BlockFile::probe_read(const std::string& path) {
   const auto block = make_block(info_.alignment);
   const auto read = [&] { return ::pread(descriptor_, block.get(), info_.alignment, 0); };
-  if (uninterrupted(read) < 0 && refuses_direct(errno)) leave_direct(path);
+  if (uninterrupted(read) < 0 && refuses_direct(errno)) do_without_direct(path);
 }
 
-void BlockFile::leave_direct(const std::string& path) {
-  if (!set_direct(false)) throw failure("leaving direct I/O on", path, errno);
+void BlockFile::do_without_direct(const std::string& path) {
+  if (leave_direct("the file system refuses direct transfers; the page cache is used")) return;
+  throw failure("leaving direct I/O on", path, errno);
+}
+
+bool BlockFile::leave_direct(const std::string& note) {
+  if (!set_direct(false)) return false;
   info_.direct = false;
-  info_.direct_note = "the file system refuses direct transfers; the page cache is used";
+  info_.direct_note = note;
+  return true;
 }
 
 }  // namespace terrace

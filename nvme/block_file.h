@@ -10,6 +10,9 @@ namespace terrace {
 bool file_exists(const std::string& path);
 void remove_file(const std::string& path);
 
+// Whether a file system that takes no direct transfers answers with this errno value.
+bool refuses_direct(int error);
+
 // Owns the descriptor. Thread rule: one thread; the descriptor itself may be used by several.
 class BlockFile {
  public:
@@ -25,17 +28,19 @@ class BlockFile {
   const IoFileInfo& info() const { return info_; }
   // Why the file's space is not reserved; empty when it is.
   const std::string& reserve_note() const { return reserve_note_; }
+  // Goes on through the page cache, because of `note`. False when the system refuses that as well.
+  bool leave_direct(const std::string& note);
 
  private:
   void create(const IoFileOptions& options);
   void make(const IoFileOptions& options);
-  void find(const std::string& path);
+  void find(const IoFileOptions& options);
   void measure(const std::string& path);
   void ask_direct(const std::string& path);
   void reserve(const IoFileOptions& options);
   void probe_direct(const IoFileOptions& options);
   void probe_read(const std::string& path);
-  void leave_direct(const std::string& path);
+  void do_without_direct(const std::string& path);
   bool set_direct(bool on);
   void close_descriptor() noexcept;
 

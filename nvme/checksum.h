@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -27,6 +28,28 @@ std::uint64_t segment_checksum(const SegmentClaim& claim, std::span<const std::u
 
 // The hashes of `data` in tiles of `tile` bytes, the last one shorter.
 std::vector<std::uint64_t> hash_tiles(std::span<const std::byte> data, Bytes tile);
+
+// hash_tiles() of bytes that come in pieces, in order. Thread rule: one thread.
+class TileHasher {
+ public:
+  explicit TileHasher(Bytes tile);
+  TileHasher(TileHasher&&) noexcept;
+  TileHasher& operator=(TileHasher&&) noexcept;
+  ~TileHasher();
+
+  void add(std::span<const std::byte> piece);
+  // Of all that was added.
+  std::vector<std::uint64_t> finish();
+
+ private:
+  struct State;
+  void end_tile();
+
+  Bytes tile_;
+  Bytes begun_;                   // bytes of a tile that is not complete
+  std::unique_ptr<State> state_;  // of those
+  std::vector<std::uint64_t> hashes_;
+};
 
 constexpr std::uint64_t tile_count(Bytes size, Bytes tile) {
   return (size.count + tile.count - 1) / tile.count;

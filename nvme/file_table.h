@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "nvme/block_file.h"
+#include "nvme/transfers.h"
 #include "terrace/error.h"
 
 namespace terrace {
@@ -50,6 +51,17 @@ class FileTable {
     TERRACE_CHECK(file.value < files_.size() && files_[file.value].has_value());
     return *files_[file.value];
   }
+  // After a direct transfer was refused: whether it and all to come can use the page cache.
+  bool leave_direct(FileId file) {
+    auto& left = *files_[file.value];
+    if (!left.info().direct) return true;  // an earlier transfer has seen to it
+    if (!left.leave_direct("the file system began to refuse direct transfers; the page cache is "
+                           "used")) {
+      return false;
+    }
+    notes_.push_back(left.info().path + ": " + left.info().direct_note);
+    return true;
+  }
   // `notes`, and what the files had to do without, each said once.
   std::vector<std::string> add_notes(std::vector<std::string> notes) const {
     notes.insert(notes.end(), notes_.begin(), notes_.end());
@@ -61,5 +73,16 @@ class FileTable {
   std::vector<std::optional<BlockFile>> files_;
   std::vector<std::string> notes_;
 };
+
+// TransferTable::advance(), with a second try through the page cache for a direct transfer that the
+// file system refuses although it is aligned.
+inline bool settle(TransferTable& table, FileTable& files, int slot, std::int64_t result,
+                   Nanoseconds now) {
+  if (refuses_direct(static_cast<int>(-result)) && table.may_blame_direct(slot) &&
+      files.leave_direct(table.at(slot).file)) {
+    return true;
+  }
+  return table.advance(slot, result, now);
+}
 
 }  // namespace terrace

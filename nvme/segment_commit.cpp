@@ -1,8 +1,8 @@
 // The other half of SegmentStore: checksums and commits.
 //
-// A commit writes each drive's table, flushes all drives (data and tables are durable now), writes
-// each drive's record, and flushes again. Until the last record is durable the commit before it
-// holds; its copies, table and record are not touched.
+// A commit writes each drive's table and the trainer's bytes, flushes all drives (what the commit
+// speaks of is durable now), writes each drive's record, and flushes again. Until the last record
+// is durable the commit before it holds; its copies, table and record are not touched.
 #include <algorithm>
 #include <cstring>
 #include <ctime>
@@ -177,7 +177,20 @@ void SegmentStore::write_tables() {
     std::memcpy(buffer.data(), entries.data(), bytes);
     commit_->table_checksums.push_back(hash_bytes(entries.data(), bytes));
     add_metadata(d, IoOperation::write, file.layout.table[1 - file.active], buffer.span());
+    write_trainer(d);
   }
+}
+
+// Behind the page that will speak of it.
+void SegmentStore::write_trainer(std::uint32_t drive) {
+  const auto& trainer = commit_->trainer;
+  if (trainer.empty()) return;
+  const auto& file = opened_.files[drive];
+  const auto pages = record_buffers_[drive].span().subspan(
+      kStorePage.count, round_up(Bytes{trainer.size()}, kStorePage).count);
+  std::memset(pages.data(), 0, pages.size());
+  std::memcpy(pages.data(), trainer.data(), trainer.size());
+  add_metadata(drive, IoOperation::write, file.layout.record[1 - file.active] + kStorePage, pages);
 }
 
 void SegmentStore::write_records() {
@@ -195,10 +208,9 @@ void SegmentStore::write_records() {
     record.table = static_cast<std::uint32_t>(1 - file.active);
     record.trainer = commit_->trainer;
     const auto bytes = encode(record);
-    const auto& buffer = record_buffers_[d];
-    std::memcpy(buffer.data(), bytes.data(), bytes.size());
-    add_metadata(d, IoOperation::write, file.layout.record[1 - file.active],
-                 buffer.span().first(bytes.size()));
+    const auto page = record_buffers_[d].span().first(kStorePage.count);
+    std::memcpy(page.data(), bytes.data(), page.size());
+    add_metadata(d, IoOperation::write, file.layout.record[1 - file.active], page);
   }
 }
 

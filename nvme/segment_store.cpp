@@ -37,7 +37,9 @@ std::vector<std::uint32_t> weights_of(const StoreOptions& options) {
 
 OpenedStore open_durable(IoEngine& io, const StoreOptions& options) {
   if (!options.durable.empty()) return open_store(io, options);
-  return {{}, {}, 0, 0, StoreGeometry({}, weights_of(options)), {}, {}, {}};
+  OpenedStore opened{{}, {}, 0, 0, StoreGeometry({}, weights_of(options)), {}, {}, {}};
+  if (options.mode == StoreMode::discard) opened.notes = discard_store(io, options);
+  return opened;
 }
 
 }  // namespace

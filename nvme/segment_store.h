@@ -146,6 +146,7 @@ class SegmentStore {
   void add_metadata(std::uint32_t drive, IoOperation kind, Bytes offset,
                     std::span<std::byte> memory);
   void write_tables();
+  void write_trainer(std::uint32_t drive);
   void write_records();
   void next_stage();
 

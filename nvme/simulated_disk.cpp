@@ -135,6 +135,13 @@ void SimulatedDisk::restart(std::uint64_t seed) {
   cut_at_ = 0;
 }
 
+std::shared_ptr<SimulatedDisk> SimulatedDisk::copy() const {
+  auto other = std::make_shared<SimulatedDisk>(options_);
+  const std::lock_guard lock(mutex_);
+  for (const auto& [path, file] : names_) other->names_[path] = std::make_shared<File>(*file);
+  return other;
+}
+
 // Every operation is counted; the one that the power cut was planned for does not happen.
 bool SimulatedDisk::count(std::uint64_t epoch) {
   if (epoch != epoch_) return false;

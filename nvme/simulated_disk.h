@@ -46,6 +46,10 @@ class SimulatedDisk {
   // EIO for ever; new ones find the files with mode `existing`. Counting begins again.
   void restart(std::uint64_t seed);
 
+  // Another disk with the same names, bytes, caches and options, with power, used by no engine yet;
+  // scratch files are not on it. No write may be in flight.
+  std::shared_ptr<SimulatedDisk> copy() const;
+
   // For the memory engine.
   struct File;
   // A request that was taken: what it may still do, and what a flush covers.

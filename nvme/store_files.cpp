@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <ctime>
 #include <random>
 
 #include "nvme/checksum.h"
@@ -12,24 +11,18 @@
 namespace terrace {
 namespace {
 
-std::string when(std::int64_t unix_time) {
-  const auto time = static_cast<std::time_t>(unix_time);
-  std::tm utc{};
-  char text[32] = "";
-  if (::gmtime_r(&time, &utc) != nullptr) {
-    std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &utc);
-  }
-  return text;
-}
-
 class Opener {
  public:
   Opener(IoEngine& io, const StoreOptions& options) : io_(io), options_(options) {}
 
-  OpenedStore run() {
+  OpenedStore look() {
     OpenedStore opened{{}, {}, 0, 0, StoreGeometry({}, {1}), {}, {}, {}};
     for (const auto& drive : options_.drives) opened.locks.emplace_back(drive.directory);
     look(opened);
+    return opened;
+  }
+  OpenedStore open() {
+    auto opened = look();
     if (!opened.resumed) make(opened);
     return opened;
   }
@@ -87,51 +80,70 @@ class Opener {
   // store without a commit may go.
   void judge(const std::vector<std::size_t>& found, std::vector<InspectedStore>& stores,
              const std::vector<FileId>& files, OpenedStore& opened) {
-    bool any_commit = false;
-    for (std::size_t i = 0; i < found.size(); ++i) {
-      refuse_damaged(path(found[i]), stores[i]);
-      any_commit = any_commit || stores[i].any_commit();
+    const auto outlook = terrace::judge(stores);
+    if (outlook.state == StoreOutlook::State::damaged) {
+      throw Error(ErrorCode::corrupt, path(found[outlook.drive]) + ": " + outlook.why +
+                                          "; see `terrace store verify`, and discard it "
+                                          "(--discard) if it is no loss");
     }
-    if (!any_commit) {
+    if (outlook.state == StoreOutlook::State::empty) {
       opened.notes.push_back(path(found.front()) +
-                             " was left by a run that ended before its first commit: " +
+                             " was left by a run that ended before its first commit did: " +
                              (options_.mode == StoreMode::resume ? "training starts anew"
                                                                  : "it is replaced"));
       return;
     }
     if (options_.mode == StoreMode::fresh) refuse_committed(found, stores);
-    if (found.size() < options_.drives.size()) {
-      throw Error(ErrorCode::invalid_argument,
-                  "a store lies in " + options_.drives[found.front()].directory + " and not in " +
-                      options_.drives[missing(found)].directory +
-                      "; name the directories of the run that made it");
-    }
+    refuse_other_drives(found, stores);
     refuse_difference(stores);
-    resume(stores, files, opened);
+    resume(stores, outlook.commit, files, opened);
   }
 
-  static void refuse_damaged(const std::string& path, const InspectedStore& store) {
-    if (store.sound() == nullptr && !store.unfinished) {
-      throw Error(ErrorCode::corrupt, path + ": both copies of its superblock are damaged (" +
-                                          store.superblock[0].why_not +
-                                          "); if it is no loss, discard it (--discard)");
-    }
-    if (store.sound() == nullptr) return;
-    for (std::size_t i = 0; i < 2; ++i) {
-      if (store.any_commit() || store.record[i].blank) continue;
-      const auto& why = store.record[i].record ? store.table_problem[i] : store.record[i].why_not;
-      throw Error(ErrorCode::corrupt, path + ": commit record " + std::to_string(i) +
-                                          " is damaged (" + why +
-                                          ") and there is no other; if it is no loss, discard it "
-                                          "(--discard)");
-    }
-  }
-
-  std::size_t missing(const std::vector<std::size_t>& found) const {
+  // The store's drives must be the ones that were named, in the store's order.
+  void refuse_other_drives(const std::vector<std::size_t>& found,
+                           const std::vector<InspectedStore>& stores) const {
+    const auto& first = *stores.front().sound();
+    const auto count = first.weights.size();
+    std::vector<std::string> holders(count);  // directory of each of the store's drives
+    std::string empty;
     for (std::size_t d = 0; d < options_.drives.size(); ++d) {
-      if (std::find(found.begin(), found.end(), d) == found.end()) return d;
+      const auto at = std::find(found.begin(), found.end(), d);
+      const auto& directory = options_.drives[d].directory;
+      if (at == found.end()) {
+        empty = directory;
+        continue;
+      }
+      const auto& superblock = *stores[static_cast<std::size_t>(at - found.begin())].sound();
+      if (superblock.store != first.store || superblock.weights.size() != count) {
+        refuse_drives(options_.drives[found.front()].directory + " and " + directory +
+                      " hold drives of two stores; name the directories of one");
+      }
+      if (!holders[superblock.drive].empty()) {
+        refuse_drives(holders[superblock.drive] + " and " + directory + " both hold drive " +
+                      std::to_string(superblock.drive) + " of one store; name one of them");
+      }
+      holders[superblock.drive] = directory;
     }
-    return 0;
+    std::string order;
+    bool ordered = true;
+    for (std::size_t d = 0; d < count; ++d) {
+      if (holders[d].empty()) {
+        refuse_drives("drive " + std::to_string(d) + " of the store's " + std::to_string(count) +
+                      (empty.empty() ? " was not named; name its directory too"
+                                     : " is missing: " + empty +
+                                           " holds no store; name the directory that does"));
+      }
+      order += " " + holders[d];
+      ordered = ordered && holders[d] == options_.drives[d].directory;
+    }
+    if (!empty.empty()) {
+      refuse_drives(empty + " holds none of its drives; name only" + order);
+    }
+    if (!ordered) refuse_drives("the store's drives have another order; name them as" + order);
+  }
+
+  [[noreturn]] void refuse_drives(const std::string& what) const {
+    throw Error(ErrorCode::invalid_argument, "the store cannot be continued: " + what);
   }
 
   [[noreturn]] void refuse_committed(const std::vector<std::size_t>& found,
@@ -146,7 +158,7 @@ class Opener {
       if (newest == nullptr) continue;
       throw Error(ErrorCode::unavailable,
                   path(found[i]) + " holds step " + std::to_string(newest->step) +
-                      " of a run, committed " + when(newest->unix_time) +
+                      " of a run, committed " + time_text(newest->unix_time) +
                       "; continue it (--resume), discard it (--discard), or name another "
                       "directory");
     }
@@ -156,9 +168,12 @@ class Opener {
   void refuse_difference(const std::vector<InspectedStore>& stores) const {
     const auto& first = *stores.front().sound();
     std::string difference;
+    std::string hashes;  // say something only where nothing else differs
     const auto differs = [&](const std::string& key, const std::string& there,
                              const std::string& here) {
-      if (there != here) difference += "\n  " + key + ": " + there + " there, " + here + " here";
+      if (there == here) return;
+      auto& text = key.ends_with("(hash)") ? hashes : difference;
+      text += "\n  " + key + ": " + there + " there, " + here + " here";
     };
     const auto value = [](const StoreIdentity& identity, const std::string& key) {
       for (const auto& [name, text] : identity) {
@@ -166,19 +181,6 @@ class Opener {
       }
       return std::string("(absent)");
     };
-    for (std::size_t d = 0; d < stores.size(); ++d) {
-      const auto& superblock = *stores[d].sound();
-      if (superblock.store == first.store && superblock.drive == d &&
-          superblock.weights.size() == stores.size()) {
-        continue;
-      }
-      differs("drive " + std::to_string(d),
-              "drive " + std::to_string(superblock.drive) + " of " +
-                  std::to_string(superblock.weights.size()) + " of store " +
-                  std::to_string(superblock.store),
-              "drive " + std::to_string(d) + " of " + std::to_string(stores.size()) +
-                  " of store " + std::to_string(first.store));
-    }
     for (const auto& [key, text] : options_.identity) {
       differs(key, value(first.identity, key), text);
     }
@@ -186,7 +188,10 @@ class Opener {
       if (value(options_.identity, key) == "(absent)") differs(key, text, "(absent)");
     }
     differs("checksums", first.checksums ? "on" : "off", options_.checksums ? "on" : "off");
-    differs("layout of segments", layout_text(first.regions), layout_text(options_.durable));
+    differs("bytes of a segment", segment_text(first.regions), segment_text(options_.durable));
+    differs("layout of segments (hash)", layout_hash(first.regions),
+            layout_hash(options_.durable));
+    if (difference.empty()) difference = hashes;
     if (!difference.empty()) {
       throw Error(ErrorCode::invalid_argument,
                   "the store in " + options_.drives.front().directory + " is of another run:" +
@@ -195,30 +200,22 @@ class Opener {
     }
   }
 
-  static std::string layout_text(const std::vector<StoreRegion>& regions) {
-    std::uint64_t hash = 0;
-    Bytes end;
-    for (const auto& region : regions) {
-      const std::uint64_t parts[] = {hash, region.extent.offset.count, region.extent.size.count,
-                                     region.segment.count};
-      hash = hash_bytes(parts, sizeof parts);
-      end = region.extent.end();
-    }
-    return std::to_string(regions.size()) + " regions of " + std::to_string(end.count) +
-           " bytes in all, segments of up to " +
-           std::to_string(regions.empty() ? 0 : regions.front().segment.count) + " (hash " +
-           std::to_string(hash) + ")";
+  static std::string segment_text(const std::vector<StoreRegion>& regions) {
+    return std::to_string(regions.empty() ? 0 : regions.front().segment.count);
   }
 
-  void resume(std::vector<InspectedStore>& stores, const std::vector<FileId>& files,
-              OpenedStore& opened) const {
-    const auto common = newest_common(stores);
-    if (common.empty()) {
-      throw Error(ErrorCode::corrupt,
-                  "no commit is held by all drives of the store in " +
-                      options_.drives.front().directory +
-                      "; see `terrace store verify`, or discard it (--discard)");
+  static std::string layout_hash(const std::vector<StoreRegion>& regions) {
+    std::uint64_t hash = 0;
+    for (const auto& region : regions) {
+      const std::uint64_t parts[] = {hash, region.extent.offset.count, region.extent.size.count,
+                                     region.segment.count, region.tile.count};
+      hash = hash_bytes(parts, sizeof parts);
     }
+    return std::to_string(hash);
+  }
+
+  void resume(std::vector<InspectedStore>& stores, const std::vector<std::size_t>& common,
+              const std::vector<FileId>& files, OpenedStore& opened) const {
     const auto& superblock = *stores.front().sound();
     opened.id = superblock.store;
     opened.geometry = StoreGeometry(superblock.regions, superblock.weights);
@@ -295,7 +292,12 @@ class Opener {
 std::string store_path(const std::string& directory) { return directory + "/terrace.store"; }
 
 OpenedStore open_store(IoEngine& io, const StoreOptions& options) {
-  return Opener(io, options).run();
+  return Opener(io, options).open();
+}
+
+std::vector<std::string> discard_store(IoEngine& io, const StoreOptions& options) {
+  TERRACE_CHECK(options.mode == StoreMode::discard);
+  return Opener(io, options).look().notes;
 }
 
 }  // namespace terrace

@@ -64,4 +64,7 @@ struct OpenedStore {
 // model, seed or layout; Error(corrupt): damaged.
 OpenedStore open_store(IoEngine& io, const StoreOptions& options);
 
+// Removes what lies in the directories, under their locks; says what was removed.
+std::vector<std::string> discard_store(IoEngine& io, const StoreOptions& options);
+
 }  // namespace terrace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <ctime>
 #include <string_view>
 
 #include "nvme/checksum.h"
@@ -29,13 +30,16 @@ struct HeaderFields {
 constexpr std::size_t kHeaderBytes = sizeof(Envelope) + sizeof(HeaderFields);
 constexpr Bytes kMostText = 64_MiB;
 
-// Fixed part of a record, behind the envelope.
+// Of a record, behind the envelope.
 struct RecordFields {
   std::uint64_t store, generation, step, table_checksum, segments, bytes_written;
   std::int64_t unix_time;
   std::uint32_t drive, table;
+  std::uint64_t trainer_bytes, trainer_checksum;
 };
 constexpr std::size_t kRecordHead = sizeof(Envelope) + sizeof(RecordFields);
+constexpr std::size_t kSector = 512;  // the least that a drive writes as a whole
+static_assert(kRecordHead <= kSector);
 
 void seal(std::vector<std::byte>& bytes, std::uint64_t magic, std::size_t used) {
   Envelope envelope{magic, 0, used};
@@ -256,37 +260,59 @@ DecodedSuperblock decode_superblock(const SuperblockHeader& header,
   return decoded;
 }
 
-std::size_t most_trainer_bytes() { return kRecordBytes.count - kRecordHead; }
+std::string time_text(std::int64_t unix_time) {
+  const auto time = static_cast<std::time_t>(unix_time);
+  std::tm utc{};
+  char text[40] = "";
+  if (::gmtime_r(&time, &utc) == nullptr) return text;
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &utc);
+  return text;
+}
+
+std::size_t most_trainer_bytes() { return (kRecordBytes - kStorePage).count; }
 
 std::vector<std::byte> encode(const CommitRecord& record) {
   TERRACE_CHECK(record.trainer.size() <= most_trainer_bytes());
-  const std::size_t used = kRecordHead + record.trainer.size();
-  std::vector<std::byte> bytes(round_up(used, kStorePage.count));
-  const RecordFields fields{record.store,    record.generation,    record.step,
+  const auto& trainer = record.trainer;
+  std::vector<std::byte> bytes((kStorePage + round_up(Bytes{trainer.size()}, kStorePage)).count);
+  const RecordFields fields{record.store,     record.generation, record.step,
                             record.table_checksum, record.segments, record.bytes_written,
-                            record.unix_time, record.drive,        record.table};
+                            record.unix_time, record.drive,      record.table,
+                            trainer.size(),   hash_bytes(trainer.data(), trainer.size())};
   std::memcpy(bytes.data() + sizeof(Envelope), &fields, sizeof fields);
-  std::memcpy(bytes.data() + kRecordHead, record.trainer.data(), record.trainer.size());
-  seal(bytes, kRecordMagic, used);
+  std::memcpy(bytes.data() + kStorePage.count, trainer.data(), trainer.size());
+  seal(bytes, kRecordMagic, kRecordHead);
   return bytes;
 }
 
 DecodedRecord decode_record(std::span<const std::byte> bytes) {
   DecodedRecord decoded;
-  decoded.blank = all_zero(bytes);
-  const auto used = open_envelope(bytes, kRecordMagic, kRecordHead, decoded.why_not);
-  if (!used) return decoded;
+  const auto head = bytes.first(std::min<std::size_t>(bytes.size(), kStorePage.count));
+  const auto trainer = bytes.subspan(head.size());
+  decoded.blank = all_zero(head);
+  if (!open_envelope(head, kRecordMagic, kRecordHead, decoded.why_not)) return decoded;
   RecordFields fields{};
   std::memcpy(&fields, bytes.data() + sizeof(Envelope), sizeof fields);
   if (fields.table > 1) {
     decoded.why_not = "it names a third table";
-    return decoded;
+  } else if (fields.trainer_bytes > trainer.size()) {
+    decoded.why_not = "the length of the trainer's bytes is impossible";
+  } else if (hash_bytes(trainer.data(), fields.trainer_bytes) != fields.trainer_checksum) {
+    decoded.why_not = "the checksum of the trainer's bytes is wrong";
   }
+  if (!decoded.why_not.empty()) return decoded;
   decoded.record = CommitRecord{
       fields.store, fields.generation, fields.step, fields.table_checksum, fields.segments,
       fields.bytes_written, fields.unix_time, fields.drive, fields.table,
-      std::string(reinterpret_cast<const char*>(bytes.data()) + kRecordHead, *used - kRecordHead)};
+      std::string(reinterpret_cast<const char*>(trainer.data()), fields.trainer_bytes)};
   return decoded;
+}
+
+bool looks_like_record(std::span<const std::byte> bytes) {
+  std::uint64_t magic = 0;
+  if (bytes.size() < sizeof magic) return false;
+  std::memcpy(&magic, bytes.data(), sizeof magic);
+  return magic == kRecordMagic;
 }
 
 std::string table_problem(std::span<const TableEntry> entries, const StoreGeometry& geometry,

@@ -39,6 +39,7 @@ struct SuperblockHeader {
   Bytes text_bytes;  // of each copy, whole pages
   std::uint64_t text_used = 0;
   std::uint64_t text_checksum = 0;
+  friend bool operator==(const SuperblockHeader&, const SuperblockHeader&) = default;
 };
 struct DecodedHeader {
   std::optional<SuperblockHeader> header;
@@ -65,7 +66,9 @@ struct TableEntry {
 };
 static_assert(sizeof(TableEntry) == kTableEntryBytes);
 
-// Makes a whole step current on one drive, once it is durable on all.
+// Makes a whole step current on one drive, once it is durable on all. A page that counts, of which
+// only the first sector is used, so that a power cut leaves the old one or the new one; before it
+// is written the trainer's bytes lie behind it, durable like everything else it speaks of.
 struct CommitRecord {
   std::uint64_t store = 0;
   std::uint64_t generation = 0;      // of the commit: grows by one, never used twice
@@ -79,16 +82,21 @@ struct CommitRecord {
   std::string trainer;               // the trainer's own bytes
 };
 
+// "2026-01-31 12:00:00 UTC"
+std::string time_text(std::int64_t unix_time);
+
 // The most trainer bytes that a record takes.
 std::size_t most_trainer_bytes();
-// Whole pages.
+// The page that counts, and whole pages of the trainer's bytes.
 std::vector<std::byte> encode(const CommitRecord& record);
 struct DecodedRecord {
   std::optional<CommitRecord> record;
   std::string why_not;
-  bool blank = false;  // never written
+  bool blank = false;  // never written, whatever lies behind the page that counts
 };
 DecodedRecord decode_record(std::span<const std::byte> bytes);
+// Whether a record begins here, sound or not.
+bool looks_like_record(std::span<const std::byte> bytes);
 
 // "" when every entry lies where one of this drive may lie, in order; otherwise what is wrong.
 std::string table_problem(std::span<const TableEntry> entries, const StoreGeometry& geometry,

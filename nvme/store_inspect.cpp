@@ -10,6 +10,23 @@
 namespace terrace {
 namespace {
 
+constexpr Bytes kScan = 1_MiB;  // read at a time
+constexpr Bytes kRecordsEnd = 130_MiB;  // with texts of the largest size
+
+// Without a header the offsets of the records are unknown.
+bool any_record(BlockingIo& io, FileId file, Bytes file_size) {
+  PageBuffer buffer(kScan);
+  const Bytes end = std::min(file_size, kRecordsEnd);
+  for (Bytes offset; offset < end; offset += kScan) {
+    const auto part = buffer.span().first(std::min(kScan, end - offset).count);
+    io.read(file, offset, part);
+    for (std::size_t page = 0; page < part.size(); page += kStorePage.count) {
+      if (looks_like_record(part.subspan(page))) return true;
+    }
+  }
+  return false;
+}
+
 // The headers tell where the texts lie; either header will do, and either text.
 void read_superblocks(BlockingIo& io, FileId file, Bytes file_size, InspectedStore& found) {
   const auto layout = store_file_layout({}, 0);
@@ -19,7 +36,8 @@ void read_superblocks(BlockingIo& io, FileId file, Bytes file_size, InspectedSto
     found.header[i] = decode_header(page.span());
   }
   const auto& sound = found.header[0].header ? found.header[0] : found.header[1];
-  found.unfinished = !sound.header && found.header[1].blank;
+  const bool blank = !sound.header && found.header[1].blank;
+  found.unfinished = blank && !any_record(io, file, file_size);
   for (std::size_t i = 0; i < 2; ++i) {
     auto& copy = found.superblock[i];
     copy.why_not = "its header is damaged: " + sound.why_not;
@@ -108,10 +126,18 @@ const Superblock* InspectedStore::sound() const {
   return nullptr;
 }
 
+bool InspectedStore::at_first_commit() const {
+  constexpr std::uint64_t kFirst = 1;
+  return std::all_of(std::begin(record), std::end(record), [](const DecodedRecord& found) {
+    return found.record ? found.record->generation == kFirst : found.blank;
+  });
+}
+
 InspectedStore inspect_store(IoEngine& engine, FileId file) {
   BlockingIo io(engine);
   InspectedStore found;
   const Bytes size = engine.file_info(file).size;
+  found.file_size = size;
   if (size < kStorePage * 2) {
     found.unfinished = true;
     return found;
@@ -123,6 +149,7 @@ InspectedStore inspect_store(IoEngine& engine, FileId file) {
   found.layout = store_file_layout(geometry.shares()[superblock->drive],
                                    superblock->regions.size());
   if (found.layout.size > size) {
+    found.cut_short = true;
     for (std::size_t i = 0; i < 2; ++i) {
       found.record[i].why_not = "the file is cut short: it has " + std::to_string(size.count) +
                                 " of " + std::to_string(found.layout.size.count) + " bytes";
@@ -158,6 +185,78 @@ std::vector<std::size_t> newest_common(const std::vector<InspectedStore>& drives
     best_generation = generation;
   }
   return best;
+}
+
+// ---- judging
+
+namespace {
+
+bool complete(const std::vector<InspectedStore>& drives) {
+  const Superblock* first = drives.front().sound();
+  std::vector<bool> seen(drives.size());
+  for (const auto& drive : drives) {
+    const Superblock* superblock = drive.sound();
+    if (first == nullptr || superblock == nullptr || superblock->store != first->store ||
+        superblock->weights.size() != drives.size() || seen[superblock->drive]) {
+      return false;
+    }
+    seen[superblock->drive] = true;
+  }
+  return true;
+}
+
+// Why the file, taken alone, is no store that may be continued or replaced.
+std::string damage_of(const InspectedStore& drive) {
+  if (drive.unfinished) return "";
+  if (drive.sound() == nullptr) {
+    return "both copies of its superblock are damaged (" + drive.superblock[0].why_not + ")";
+  }
+  if (drive.cut_short) return drive.record[0].why_not;
+  for (std::size_t i = 0; i < 2; ++i) {
+    if (drive.any_commit() || drive.record[i].blank) continue;
+    return "commit record " + std::to_string(i) + " is damaged (" +
+           (drive.record[i].record ? drive.table_problem[i] : drive.record[i].why_not) +
+           ") and there is no other";
+  }
+  return "";
+}
+
+// No drive begins a commit before the one before it is complete on all of them: when the first is
+// the only one and some drives know of none, it was cut short.
+bool first_commit_cut_short(const std::vector<InspectedStore>& drives) {
+  return std::all_of(drives.begin(), drives.end(),
+                     [](const InspectedStore& drive) { return drive.at_first_commit(); });
+}
+
+}  // namespace
+
+StoreOutlook judge(const std::vector<InspectedStore>& drives) {
+  StoreOutlook outlook;
+  const auto damaged = [&](std::size_t drive, std::string why) {
+    outlook.state = StoreOutlook::State::damaged;
+    outlook.drive = drive;
+    outlook.why = std::move(why);
+    return outlook;
+  };
+  bool any_commit = false;
+  for (std::size_t d = 0; d < drives.size(); ++d) {
+    if (auto why = damage_of(drives[d]); !why.empty()) return damaged(d, std::move(why));
+    any_commit = any_commit || drives[d].any_commit();
+  }
+  outlook.complete = complete(drives);
+  if (!any_commit) return outlook;
+  for (std::size_t d = 0; d < drives.size(); ++d) {
+    if (!drives[d].unfinished) continue;
+    return damaged(d, "it is blank, and the store's other drives are not");
+  }
+  outlook.commit = newest_common(drives);
+  outlook.state = StoreOutlook::State::committed;
+  if (!outlook.complete || !outlook.commit.empty()) return outlook;
+  if (first_commit_cut_short(drives)) {
+    outlook.state = StoreOutlook::State::empty;
+    return outlook;
+  }
+  return damaged(0, "no commit is held by all drives of the store");
 }
 
 }  // namespace terrace

@@ -27,6 +27,7 @@ class BlockingIo {
 
 // What a file says about itself, read without changing it.
 struct InspectedStore {
+  Bytes file_size;
   DecodedHeader header[2];
   DecodedSuperblock superblock[2];
   DecodedRecord record[2];
@@ -34,14 +35,32 @@ struct InspectedStore {
   std::string table_problem[2];      // "": the table is sound
   StoreFileLayout layout;            // void without a superblock
   bool unfinished = false;           // its creation was cut short: it never held anything
+  bool cut_short = false;            // it is smaller than its superblock says; no record was read
 
   const Superblock* sound() const;
   bool committed(std::size_t i) const { return record[i].record && table_problem[i].empty(); }
   bool any_commit() const { return committed(0) || committed(1); }
+  // Nothing was ever committed here, or nothing but the very first commit.
+  bool at_first_commit() const;
 };
 InspectedStore inspect_store(IoEngine& io, FileId file);
 
 // Index of each drive's record of the newest commit that all drives hold; empty: there is none.
 std::vector<std::size_t> newest_common(const std::vector<InspectedStore>& drives);
+
+// What several files amount to, whoever asks: what is refused is refused by train and by verify.
+struct StoreOutlook {
+  enum class State : std::uint8_t {
+    empty,      // no commit was ever complete: nothing is lost when the files go
+    committed,  // some file holds a commit
+    damaged,
+  };
+  State state = State::empty;
+  bool complete = false;            // they are all drives of one store, each once
+  std::vector<std::size_t> commit;  // newest_common()
+  std::size_t drive = 0;            // damaged: which, and why
+  std::string why;
+};
+StoreOutlook judge(const std::vector<InspectedStore>& drives);
 
 }  // namespace terrace

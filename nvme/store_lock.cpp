@@ -83,8 +83,23 @@ StoreLock::StoreLock(StoreLock&& other) noexcept
 
 StoreLock::~StoreLock() {
   if (descriptor_ < 0) return;
-  ::unlink(path_.c_str());  // while it is held: the next owner makes a new one
+  // While it is held: the next owner makes a new one. Not when somebody took it away, and another
+  // run has made its own.
+  if (still_named(descriptor_, path_)) ::unlink(path_.c_str());
   ::close(descriptor_);
+}
+
+// An attempt that shares: whoever begins at this instant waits for it.
+std::optional<std::string> lock_holder(const std::string& directory) {
+  const std::string path = directory + "/terrace.lock";
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) return {};
+  std::optional<std::string> holder;
+  if (::flock(descriptor, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    holder = read_owner(descriptor);
+  }
+  ::close(descriptor);
+  return holder;
 }
 
 }  // namespace terrace

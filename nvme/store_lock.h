@@ -1,6 +1,7 @@
 // One run at a time in a directory.
 #pragma once
 
+#include <optional>
 #include <string>
 
 namespace terrace {
@@ -21,5 +22,8 @@ class StoreLock {
   std::string path_;
   int descriptor_ = -1;
 };
+
+// Who holds the lock of `directory`, if anyone does; creates and changes nothing.
+std::optional<std::string> lock_holder(const std::string& directory);
 
 }  // namespace terrace

@@ -66,7 +66,9 @@ class ThreadEngine final : public IoEngine {
       const bool woken = take_results(table_.has_completed() ? Nanoseconds{0} : deadline);
       // 3. Account for it; slots that it frees are filled again before anyone waits.
       const auto now = steady_clock().now();
-      for (const auto& result : taken_) settle(result, now);
+      for (const auto& result : taken_) {
+        if (settle(table_, files_, result.slot, result.value, now)) start(result.slot);
+      }
       if (table_.has_completed() || woken || now >= deadline) break;
     }
     start_transfers();
@@ -152,9 +154,6 @@ class ThreadEngine final : public IoEngine {
     crew.filled.notify_one();
   }
 
-  void settle(const Result& result, Nanoseconds now) {
-    if (table_.advance(result.slot, result.value, now)) start(result.slot);
-  }
 
   void work(Crew& crew) {
     for (;;) {

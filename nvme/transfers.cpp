@@ -47,6 +47,7 @@ bool TransferTable::submit(const IoRequest& request, const IoFileInfo& file) {
   taken.what = request;
   taken.drive = file.drive;
   taken.alignment = file.alignment;
+  taken.direct = file.direct && request.operation != IoOperation::flush;
   taken.open = true;
   drive.uncut.push_back(index);
   ++drive.open;
@@ -77,6 +78,7 @@ int TransferTable::cut(Drive& drive, Nanoseconds now) {
   transfer.operation = request.what.operation;
   transfer.file = request.what.file;
   transfer.request = index;
+  transfer.direct = request.direct;
   if (transfer.operation != IoOperation::flush) {
     transfer.offset = request.what.offset + request.cut;
     transfer.data = request.what.data + request.cut;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <utility>
 #include <vector>
 
 #include "terrace/io_engine.h"
@@ -28,6 +29,7 @@ struct Transfer {
   std::byte* data = nullptr;
   std::uint64_t bytes = 0;   // left to do
   std::uint32_t request = 0; // index into the table's requests
+  bool direct = false;       // the file was when the request was taken
   int interruptions = 0;     // in a row
   int stalls = 0;            // in a row
 };
@@ -53,6 +55,12 @@ class TransferTable {
   // first error of a request is the one that it completes with, after its last transfer.
   bool advance(int slot, std::int64_t result, Nanoseconds now);
 
+  // Whether the slot's transfer may have been refused for being direct. Once true, false from then
+  // on.
+  bool may_blame_direct(int slot) {
+    return std::exchange(slots_[static_cast<std::size_t>(slot)].direct, false);
+  }
+
   // Appends what has completed, in order of completion.
   std::size_t collect(std::vector<Completion>& completions);
   bool has_completed() const { return !completed_.empty(); }
@@ -69,6 +77,7 @@ class TransferTable {
     IoRequest what;
     std::uint32_t drive = 0;
     std::uint32_t alignment = 0;
+    bool direct = false;
     std::uint64_t cut = 0;     // bytes handed to transfers so far
     std::uint32_t flying = 0;  // its transfers in flight
     int error = 0;             // the first one

@@ -109,6 +109,16 @@ class Ring {
 
   // What the kernel is too busy to take stays queued for the next call.
   void submit() { accept(::io_uring_submit(&ring_)); }
+  // Throws when the ring can be made and not used: a filter may forbid one call and not the other.
+  void submit_first() {
+    const int result = ::io_uring_submit(&ring_);
+    if (result < 0 && !passes(result)) throw refused("io_uring_enter", -result);
+  }
+  // Where the kernel needs threads of its own (no direct I/O, flushes), as many as may wait.
+  void allow_threads(unsigned count) {
+    unsigned limits[] = {count, 0};  // 0: as it is
+    ::io_uring_register_iowq_max_workers(&ring_, limits);
+  }
 
   // Submits, runs the ring's deferred work and waits for a completion, at most for `wait`.
   void enter(Nanoseconds wait) {
@@ -137,11 +147,11 @@ class Ring {
     throw refused("io_uring", ENOSYS);
   }
 
+  static bool passes(int error) {
+    return error == -EAGAIN || error == -EBUSY || error == -EINTR || error == -ETIME;
+  }
   static void accept(int result) {
-    if (result >= 0 || result == -EAGAIN || result == -EBUSY || result == -EINTR ||
-        result == -ETIME) {
-      return;
-    }
+    if (result >= 0 || passes(result)) return;
     throw Error(ErrorCode::io, std::string("io_uring_enter failed: ") + std::strerror(-result) +
                                    "; choose the I/O engine \"threads\"");
   }
@@ -164,7 +174,9 @@ class UringEngine final : public IoEngine {
     files_registered_ = files == 0;
     if (files != 0) note_files(-files);
     buffer_table_ = ::io_uring_register_buffers_sparse(ring_.get(), kMaxPieces);
+    ring_.allow_threads(table_.capacity());
     post_wake_read();
+    ring_.submit_first();
   }
 
   // Waits for what is in flight, the wake read included: the kernel owns that memory.
@@ -333,12 +345,12 @@ class UringEngine final : public IoEngine {
       const unsigned count =
           ::io_uring_peek_batch_cqe(ring_.get(), entries.data(), entries.size());
       if (count == 0) return;
-      for (unsigned i = 0; i < count; ++i) settle(entries[i]->user_data, entries[i]->res, now);
+      for (unsigned i = 0; i < count; ++i) take(entries[i]->user_data, entries[i]->res, now);
       ::io_uring_cq_advance(ring_.get(), count);
     }
   }
 
-  void settle(std::uint64_t tag, std::int64_t result, Nanoseconds now) {
+  void take(std::uint64_t tag, std::int64_t result, Nanoseconds now) {
     if (tag == kWakeTag) {
       woken_ = true;
       wake_posted_ = false;
@@ -346,7 +358,7 @@ class UringEngine final : public IoEngine {
       return;
     }
     const int slot = static_cast<int>(tag);
-    if (table_.advance(slot, result, now)) prepare(slot);
+    if (settle(table_, files_, slot, result, now)) prepare(slot);
   }
 
   TransferTable table_;

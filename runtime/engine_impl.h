@@ -103,6 +103,7 @@ class EngineImpl {
         finish(pass, {});
       } catch (const Error&) {
         alive_ = false;  // sticky in the executor
+        device_->synchronize(kComputeStream);  // as cancel() does
       }
       return;
     }

@@ -1,5 +1,6 @@
 #include "runtime/engine_store.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +16,21 @@
 namespace terrace {
 namespace {
 
+std::string remedy(const std::error_code& error) {
+  if (error == std::errc::no_such_file_or_directory) return "create it or name another one";
+  if (error == std::errc::permission_denied || error == std::errc::read_only_file_system) {
+    return "make it writable or name another one";
+  }
+  return "name another one";
+}
+
+// What a store that lies there takes; it is continued, or goes before a new one is made.
+Bytes taken_in(const std::string& directory) {
+  struct stat status {};
+  if (::stat(store_path(directory).c_str(), &status) != 0) return {};
+  return Bytes{static_cast<std::uint64_t>(status.st_blocks) * 512};
+}
+
 Bytes free_in(const NvmeConfig& drive) {
   std::error_code error;
   const auto space = std::filesystem::space(drive.path, error);
@@ -26,9 +42,10 @@ Bytes free_in(const NvmeConfig& drive) {
   }
   if (error) {
     throw Error(ErrorCode::io, "the nvme directory " + drive.path + " cannot be used: " +
-                                   error.message() + "; create it or name another one");
+                                   error.message() + "; " + remedy(error));
   }
-  return Bytes{space.available} - std::min(Bytes{space.available}, drive.keep_free);
+  const Bytes free{space.available};
+  return taken_in(drive.path) + free - std::min(free, drive.keep_free);
 }
 
 // Names, shapes and order of all tensors.
@@ -118,6 +135,9 @@ void check_config(const Config& config) {
     throw Error(ErrorCode::invalid_argument,
                 config.nvme.empty() ? "to resume, name the nvme directory of the store"
                                     : "one slot keeps nothing to resume; two slots do");
+  }
+  if (config.store.mode == StoreMode::discard && config.nvme.empty()) {
+    throw Error(ErrorCode::invalid_argument, "to discard a store, name its nvme directory");
   }
 }
 

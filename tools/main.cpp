@@ -14,6 +14,7 @@ int main(int argc, char** argv) {
   terrace::cli::add_nvme(app, code);
   terrace::cli::add_plan(app, code);
   terrace::cli::add_train(app, code);
+  terrace::cli::add_store(app, code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

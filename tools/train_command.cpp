@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -77,7 +78,7 @@ class TrainRun {
     engine.drain();
     conclude(trainer);
     if (!options_.json.empty()) write_json(engine);
-    if (identical_ && !*identical_) return 1;
+    if (store_gone_ || (identical_ && !*identical_)) return 1;
     return interrupted != 0 ? 130 : 0;
   }
 
@@ -159,11 +160,26 @@ class TrainRun {
       step_seconds_.push_back(spent.count());
       losses_.push_back(result.loss / std::numbers::ln2);
       stall_seconds_ += result.report.stall_seconds;
-      progress.show(s, losses_.back(), spent.count(), trainer.engine().stats());
+      const auto stats = trainer.engine().stats();
+      progress.show(s, losses_.back(), spent.count(), stats);
+      watch_store(stats);
     }
     progress.end();
     std::signal(SIGINT, previous);
     commit_rest(trainer.engine());
+  }
+
+  // Training goes on in a file that has no name any more, and nobody will find it again.
+  void watch_store(const EngineStats& stats) {
+    if (store_gone_ || config_.nvme.empty() || config_.store.slots != 2) return;
+    for (const auto& drive : stats.drives) {
+      std::error_code error;
+      if (std::filesystem::exists(drive.path, error) || error) continue;
+      fmt::print(stderr, "terrace: {} was removed while this run uses it: what it trains cannot be "
+                         "resumed; stop it (Ctrl-C) unless the result alone is wanted\n",
+                 drive.path);
+      store_gone_ = true;
+    }
   }
 
   // The last steps of a run are kept even when it was not their turn.
@@ -293,6 +309,7 @@ class TrainRun {
   EngineStats stats_;
   std::string hash_;
   std::optional<bool> identical_;
+  bool store_gone_ = false;  // somebody removed it
 };
 
 }  // namespace

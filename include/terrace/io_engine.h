@@ -44,6 +44,7 @@ struct IoFileOptions {
   std::uint32_t drive = 0;  // below IoEngineOptions::drives; files of one drive share its queue
                             // depth and its throttle
   Bytes keep_free{};        // create, scratch: refused when the file system would have less left
+  bool read_only = false;   // existing: what may be read is enough; writes fail
 };
 
 struct IoFileInfo {

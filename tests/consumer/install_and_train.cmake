@@ -1,4 +1,4 @@
-# Arguments (-D): build, project, work, generator, compiler, build_type.
+# Arguments (-D): build, project, example, work, generator, compiler, build_type.
 set(prefix ${work}/prefix)
 file(REMOVE_RECURSE ${work})
 file(MAKE_DIRECTORY ${work}/nvme)
@@ -13,11 +13,18 @@ function(run)
   set(output "${output}" PARENT_SCOPE)
 endfunction()
 
+function(build_against_it source name)
+  run(${CMAKE_COMMAND} -S ${source} -B ${work}/${name} -G ${generator}
+    -D CMAKE_CXX_COMPILER=${compiler} -D CMAKE_BUILD_TYPE=${build_type}
+    -D CMAKE_PREFIX_PATH=${prefix})
+  run(${CMAKE_COMMAND} --build ${work}/${name})
+endfunction()
+
 run(${CMAKE_COMMAND} --install ${build} --prefix ${prefix})
-run(${CMAKE_COMMAND} -S ${project} -B ${work}/build -G ${generator}
-  -D CMAKE_CXX_COMPILER=${compiler} -D CMAKE_BUILD_TYPE=${build_type}
-  -D CMAKE_PREFIX_PATH=${prefix})
-run(${CMAKE_COMMAND} --build ${work}/build)
-run(${work}/build/regression ${work}/nvme)
+build_against_it(${project} project)
+run(${work}/project/regression ${work}/nvme)
+message(STATUS "${output}")
+build_against_it(${example} example)
+run(${work}/example/cpu_adam_example)
 message(STATUS "${output}")
 file(REMOVE_RECURSE ${work})

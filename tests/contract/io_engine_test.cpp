@@ -277,33 +277,5 @@ TEST_P(IoEngineContract, WaitsForItsOperationsWhenDestroyed) {
 INSTANTIATE_TEST_SUITE_P(Engines, IoEngineContract, testing::ValuesIn(io_engine_kinds()),
                          io_engine_name);
 
-TEST(IoEngineChoice, AutomaticTakesIoUringOrSaysWhyNot) {
-  const auto engine = make_io_engine({});
-  const auto info = engine->info();
-  if (info.engine == "io_uring") return;
-  EXPECT_EQ(info.engine, "threads");
-  ASSERT_FALSE(info.notes.empty());
-  EXPECT_NE(info.notes.front().find("io_uring"), std::string::npos) << info.notes.front();
-}
-
-// In a process of its own, without the privilege that lifts the limit.
-TEST(IoEngineChoice, GoesOnWithoutRegisteredMemoryUnderALowLimit) {
-  const auto go_on = [] {
-    const rlimit low{64 << 10, 64 << 10};
-    if (::setrlimit(RLIMIT_MEMLOCK, &low) != 0) return false;
-    if (::geteuid() == 0 && ::setuid(65534) != 0) return false;
-    const auto engine = make_io_engine({});
-    if (engine->info().engine != "io_uring") return true;
-    const auto before = engine->info().notes.size();
-    const PageBuffer buffer(1 << 20);
-    const auto span = buffer.span();
-    engine->register_buffers(std::span(&span, 1));
-    const auto info = engine->info();
-    return !info.registered_buffers && info.notes.size() == before + 1 &&
-           info.notes.back().find("64.00 KiB") != std::string::npos;
-  };
-  EXPECT_EXIT(std::_Exit(go_on() ? 0 : 1), testing::ExitedWithCode(0), "");
-}
-
 }  // namespace
 }  // namespace terrace

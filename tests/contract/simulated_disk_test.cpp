@@ -249,6 +249,27 @@ TEST_F(SimulatedDiskTest, KeepsNamesAndForgetsScratch) {
   EXPECT_EQ(engine_->file_info(file_).size.count, kSize);
 }
 
+TEST_F(SimulatedDiskTest, IsCopiedWithItsCache) {
+  make();
+  write(1, 0);
+  flush();
+  write(2, 0);
+  write(3, 1);
+  const auto copy = disk_->copy();
+  write(4, 2);
+  std::set<std::uint64_t> found;
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    disk_ = copy->copy();
+    EXPECT_EQ(disk_->operations(), 0u);
+    restart(seed);
+    const auto after = sectors();
+    EXPECT_EQ(after[2 * kPage / kSector], 0u);
+    found.insert(after[0]);
+    start();  // gives the engine up before the disk
+  }
+  EXPECT_EQ(found, (std::set<std::uint64_t>{1, 2}));
+}
+
 // An engine of before the cut cannot touch the disk of after it.
 TEST_F(SimulatedDiskTest, IsLostToTheEnginesOfBefore) {
   make();

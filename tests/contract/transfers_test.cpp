@@ -199,5 +199,25 @@ TEST(Transfers, ShareTheirLimitAmongDrives) {
   EXPECT_EQ(TransferTable(0, 4_KiB, 0).capacity(), 1u);
 }
 
+// A second try is due to each transfer once; not to flushes, nor to files that were never direct.
+TEST(Transfers, BlameDirectOnce) {
+  TransferTable table(2, 4_KiB);
+  auto file = file_of(1_MiB);
+  for (const bool direct : {true, false}) {
+    file.direct = direct;
+    ASSERT_TRUE(table.submit(request_of(IoOperation::write, 2 * kPage), file));
+    const int first = table.next(kNow);
+    const int second = table.next(kNow);
+    EXPECT_EQ(table.may_blame_direct(first), direct);
+    EXPECT_FALSE(table.may_blame_direct(first));
+    EXPECT_EQ(table.may_blame_direct(second), direct);
+    for (const int slot : {first, second}) EXPECT_FALSE(table.advance(slot, kPage, kLater));
+    ASSERT_TRUE(table.submit(request_of(IoOperation::flush, 0), file));
+    const int flush = table.next(kNow);
+    EXPECT_FALSE(table.may_blame_direct(flush));
+    EXPECT_FALSE(table.advance(flush, 0, kLater));
+  }
+}
+
 }  // namespace
 }  // namespace terrace

@@ -16,13 +16,14 @@ FLOORS = {  # floor: the floors whose headers it may include
     "cpu_adam": {"terrace", "cpu_adam"},
     "runtime": {"terrace", "tiers", "nvme", "cpu_adam", "runtime"},
     "tools": {"terrace", "tiers", "nvme", "cpu_adam", "runtime", "tools"},
+    "examples": {"terrace"},
     "tests": {"terrace", "tiers", "nvme", "cpu_adam", "runtime", "tools", "tests"},
 }
 THIRD_PARTY = {  # header: the files that may include it
     r"liburing\.h": r"nvme/uring_engine\.cpp",
     r"(oneapi/)?tbb/.*": r"cpu_adam/adam_pool\.cpp",
     r"hwloc\.h": r"tiers/topology\.cpp",
-    r"hwy/.*": r"cpu_adam/adam_kernel\.cpp",
+    r"hwy/.*": r"cpu_adam/adam_kernel\.cpp|tests/aarch64/highway\.cpp",
     r"Eigen/.*": r"(tools|tests)/.*",
     r"nlohmann/.*": r"runtime/config(_.*)?\.(cpp|h)|(tools|tests)/.*",
     r"cu(da|blas|rand).*": r"tiers/cuda_.*",
@@ -36,7 +37,8 @@ THIRD_PARTY = {  # header: the files that may include it
 SYSTEM = re.compile(
     r"(sys|linux)/\w+\.h|(unistd|fcntl|errno|poll|sched|pthread|signal|time|immintrin)\.h")
 POLICY = re.compile(
-    r"runtime/(partition|schedule|cost_model|placement(_search)?|planner|plan_builder|plan_check|"
+    r"runtime/(partition|schedule|cost_model|placement(_search)?|planner|plan_builder|plan_check|plan_emitter|"
+    r"plan_optimizer|"
     r"forecast|hazards|step_plan|memory_map|extent_pool|store_plan|update_runs|"
     r"drive_speeds)\.(h|cpp)")
 POLICY_FLOOR = re.compile(r"tiers/(block_layout|residency|interval_map|range_set)\.h|nvme/store_geometry\.h")  # pure parts
@@ -191,6 +193,7 @@ PLANTED = (  # path, text, the rules that must be found
     ("include/terrace/a.h", '#include "tiers/topology.h"\n', ["include-direction"]),
     ("tools/a.cpp", '#include "tests/contract/device_contract.h"\n', ["include-direction"]),
     ("tiers/a.cpp", '#include "topology.h"\n', ["include-direction"]),
+    ("examples/a/main.cpp", '#include "cpu_adam/adam_jobs.h"\n', ["include-direction"]),
     ("tiers/a.cpp", '#include "terrace/types.h"\n#include "tiers/topology.h"\n', []),
     ("tests/unit/a.cpp", '#include "tools/options.h"\n#include "runtime/planner.h"\n', []),
     ("nvme/thread_engine.cpp", "#include <liburing.h>\n", ["third-party"]),

@@ -95,6 +95,9 @@ TEST(Planner, EmitsSoundPlansOrRefuses) {
     at(full, Tier::nvme) = at(full, Tier::dram);
     input.budget = random_budget(random, full);
     if (pick(random, 0, 3) == 0) input.sub_group_elements = pick(random, 1, 60000);
+    input.durability.two_slots = pick(random, 0, 1) != 0 && at(input.budget, Tier::nvme).count > 0;
+    input.durability.commit_interval = pick(random, 1, 2);
+    input.durability.weights.resize(pick(random, 1, 3), 500);
     if (pick(random, 0, 3) == 0) input.prefetch_elements = pick(random, 0, 60000);
     try {
       expect_sound(input, plan_engine(input));

@@ -1,14 +1,19 @@
 // AdamPool: the same bits for every number of threads, completions in order, exact pacing.
 #include <gtest/gtest.h>
+#include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "cpu_adam/cpu_set.h"
 #include "terrace/adam.h"
 #include "terrace/error.h"
 
@@ -96,6 +101,22 @@ TEST(AdamPool, StepsOfOneRangeComeOneAfterTheOther) {
   EXPECT_TRUE(actual == expected);
 }
 
+TEST(AdamPool, CanBeWaitedFor) {
+  Arrays actual(150'001);
+  Arrays expected = actual;
+  const auto pool = make_adam_pool({.threads = 2});
+  EXPECT_TRUE(pool->wait().empty());
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    adam_update(scalars(step), expected.view());
+    pool->submit({step}, scalars(step), actual.view());
+  }
+  const auto completions = pool->wait();
+  EXPECT_TRUE(actual == expected);
+  ASSERT_EQ(completions.size(), 3U);
+  EXPECT_EQ(completions.back().ticket, Ticket{3});
+  EXPECT_TRUE(pool->wait().empty());
+}
+
 TEST(AdamPool, EndsWhenEverySliceIsDone) {
   Arrays actual(200'003);
   Arrays expected = actual;
@@ -144,8 +165,83 @@ TEST(AdamPool, KeepsToAnEmulatedSpeed) {
   }
 }
 
+int usable_cores() { return CpuSet::of_this_thread().count(); }
+
 TEST(AdamPool, HasAThreadPerCoreUnlessTold) {
-  EXPECT_GE(make_adam_pool({})->threads(), 1);
+  EXPECT_EQ(make_adam_pool({})->threads(), usable_cores());
+}
+
+TEST(AdamPool, SharesTheCoresWithTheRanksOfItsNode) {
+  EXPECT_EQ(make_adam_pool({.ranks_on_node = 2})->threads(), std::max(1, usable_cores() / 2));
+  EXPECT_EQ(make_adam_pool({.ranks_on_node = 1'000'000})->threads(), 1);
+  EXPECT_EQ(make_adam_pool({.threads = 3, .ranks_on_node = 2})->threads(), 3);
+}
+
+// Where the hash function has run. Hashing is the one thing that a test can watch from inside.
+std::mutex seen_mutex;
+std::set<int> seen_cpus;  // guarded by seen_mutex
+
+std::uint64_t note_cpu(const void*, std::size_t) {
+  const std::lock_guard lock(seen_mutex);
+  seen_cpus.insert(::sched_getcpu());
+  return 0;
+}
+
+TEST(AdamPool, StaysOnItsCpus) {
+  const auto allowed = CpuSet::of_this_thread();
+  for (int cpu = 0; cpu < 64; ++cpu) {
+    if (!allowed.has(cpu)) continue;
+    seen_cpus.clear();
+    const auto pool = make_adam_pool({.threads = 4, .cpus = {cpu}});
+    std::vector<std::uint64_t> hashes(1000);
+    const std::vector<std::byte> data(1000);
+    for (int i = 0; i < 5; ++i) {
+      pool->submit_hash({1}, {data.data(), {1000}, {1}, note_cpu, hashes.data()});
+    }
+    pool->wait();
+    EXPECT_EQ(seen_cpus, std::set<int>{cpu});
+    EXPECT_EQ(make_adam_pool({.cpus = {cpu}})->threads(), 1);
+  }
+  EXPECT_EQ(CpuSet::of_this_thread().list(), allowed.list());  // the caller is not bound
+}
+
+std::atomic<int> narrowest{0};
+
+std::uint64_t note_affinity(const void*, std::size_t) {
+  const int count = CpuSet::of_this_thread().count();
+  if (count < narrowest) narrowest = count;
+  return 0;
+}
+
+// oneTBB's workers go back to where they could run before.
+TEST(AdamPool, LeavesNoWorkerBound) {
+  const auto allowed = CpuSet::of_this_thread();
+  int first = 0;
+  while (!allowed.has(first)) ++first;
+  std::vector<std::uint64_t> hashes(3000);
+  const std::vector<std::byte> data(3000);
+  const HashJob job{data.data(), {3000}, {1}, note_affinity, hashes.data()};
+  for (int i = 0; i < 10; ++i) {
+    {
+      const auto bound = make_adam_pool({.threads = 2, .cpus = {first}});
+      bound->submit_hash({1}, job);
+      bound->wait();
+    }
+    narrowest = allowed.count();
+    const auto free = make_adam_pool({.threads = 2});
+    free->submit_hash({1}, job);
+    free->wait();
+    EXPECT_EQ(narrowest, allowed.count());
+  }
+}
+
+TEST(CpuSet, IsListedAsRanges) {
+  const auto allowed = CpuSet::of_this_thread();
+  EXPECT_FALSE(allowed.list().empty());
+  EXPECT_FALSE(allowed.has(-1));
+  EXPECT_FALSE(allowed.has(1 << 30));
+  EXPECT_EQ(CpuSet({}, allowed).list(), "");
+  EXPECT_EQ(CpuSet({}, allowed).count(), 0);
 }
 
 TEST(AdamPool, RefusesWhatHasNoMeaning) {
@@ -160,6 +256,9 @@ TEST(AdamPool, RefusesWhatHasNoMeaning) {
   };
   EXPECT_NE(refusal({.threads = -2}).find("-2 threads"), std::string::npos);
   EXPECT_NE(refusal({.gb_s = -1}).find("-1.0"), std::string::npos);
+  EXPECT_NE(refusal({.ranks_on_node = 0}).find("0 ranks"), std::string::npos);
+  EXPECT_NE(refusal({.cpus = {-1}}).find("CPU -1; this process may run on"), std::string::npos);
+  EXPECT_NE(refusal({.cpus = {1 << 20}}).find("CPU 1048576;"), std::string::npos);
 }
 
 }  // namespace

@@ -59,6 +59,18 @@ TEST(AdamScalars, PutTheDecayWhereTheModeWantsIt) {
   EXPECT_EQ(adamw.decay_factor, 0.875F);
 }
 
+TEST(AdamScalars, RoundTheGradientFactorOnce) {
+  EXPECT_EQ(adam_scalars({}, 1e-3, 1).gradient_factor, 1.0F);
+  // Rounded on its own, 1 / 3 would give 0x1.c71c74p-5.
+  EXPECT_EQ(adam_scalars({}, 1e-3, 1, 1.0 / 3 / 6).gradient_factor, 0x1.c71c72p-5F);
+}
+
+TEST(AdamScalars, RefuseAGradientFactorThatIsNone) {
+  for (const double factor : {0.0, -1.0, 1e-60, 1e60, std::nan("")}) {
+    EXPECT_THROW(adam_scalars({}, 1e-3, 1, factor), Error) << factor;
+  }
+}
+
 TEST(AdamScalars, RefuseWhatHasNoMeaningAndNameIt) {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -98,12 +110,29 @@ struct Element {
   float weight = 0, momentum = 0, variance = 0;
 
   void update(const AdamOptions& options, double learning_rate, std::uint64_t step,
-              float gradient) {
-    adam_update(adam_scalars(options, learning_rate, step),
+              float gradient, double factor = 1) {
+    adam_update(adam_scalars(options, learning_rate, step, factor),
                 {.gradient = &gradient, .master_weight = &weight, .momentum = &momentum,
                  .variance = &variance, .elements = 1});
   }
 };
+
+// The same with moments in bf16.
+struct NarrowElement {
+  float weight = 0;
+  bfloat16 momentum{}, variance{};
+
+  void update(const AdamOptions& options, double learning_rate, std::uint64_t step,
+              float gradient, double factor) {
+    adam_update(adam_scalars(options, learning_rate, step, factor),
+                {.gradient = &gradient, .master_weight = &weight, .momentum = &momentum,
+                 .variance = &variance, .elements = 1, .momentum_dtype = DType::bf16,
+                 .variance_dtype = DType::bf16});
+  }
+};
+
+double value(float x) { return static_cast<double>(x); }
+double value(bfloat16 x) { return static_cast<double>(to_float(x)); }
 
 // From moments of 0 the first step moves by learning_rate * g / (|g| + epsilon). The L2 term turns
 // the gradient of -0.1 into 0.1; decoupled decay takes 0.1 * 0.2 off the weight and leaves it.
@@ -125,6 +154,7 @@ TEST(Adam, L2AndDecoupledDecayDifferAsComputedByHand) {
 // weights, where nothing cancels.
 struct Textbook {
   double weight, momentum = 0, variance = 0;
+  double store_units = 0;   // the rounding of a moment when it is stored: 2^16 in bf16
   double weight_error = 0;  // absolute
   double momentum_units = 0, variance_units = 0;
 
@@ -137,8 +167,8 @@ struct Textbook {
     const double m = momentum / (1 - std::pow(o.beta1, step));
     const double v = variance / (1 - std::pow(o.beta2, step));
     const double change = learning_rate * m / (std::sqrt(v) + o.epsilon);
-    // g': the error of w and of the decay, then the fma's own.
-    const double g_units = l2 ? weight_error / weight / kUnit + 2 : 0;
+    // g': the rounded factor and its product; the error of w and of the decay, the fma's own.
+    const double g_units = 2 + (l2 ? weight_error / weight / kUnit + 2 : 0);
     // Either the old value times a rounded beta, or a rounded 1 - beta and its products; one fma.
     momentum_units = std::max(momentum_units + 2, g_units + 3);
     variance_units = std::max(variance_units + 2, 2 * g_units + 4);
@@ -149,27 +179,37 @@ struct Textbook {
     // The rounded decay factor, its product, and the fma's rounding of the new weight.
     weight_error = decay * weight_error + kUnit * (2 * decay * old_weight + weight) +
                    kUnit * change_units * change;
+    momentum_units += store_units;
+    variance_units += store_units;
   }
 };
 
+// `slack` stands for the terms of second order.
+template <class AnyElement>
+void expect_bounded(AdamMode mode, double store_units, double slack) {
+  const AdamOptions options{.mode = mode, .weight_decay = 0.1};
+  const double learning_rate = 0.01;
+  const double factor = 0.3;
+  AnyElement element{.weight = 1.5F};
+  Textbook textbook{.weight = 1.5, .store_units = store_units};
+  for (int step = 1; step <= 30; ++step) {
+    const float gradient = 0.125F + 0.0625F * static_cast<float>(step % 7);
+    element.update(options, learning_rate, static_cast<std::uint64_t>(step), gradient, factor);
+    textbook.update(options, learning_rate, step, static_cast<double>(gradient) * factor);
+    EXPECT_NEAR(element.weight, textbook.weight, slack * textbook.weight_error) << step;
+    EXPECT_NEAR(value(element.momentum), textbook.momentum,
+                slack * kUnit * textbook.momentum_units * textbook.momentum) << step;
+    EXPECT_NEAR(value(element.variance), textbook.variance,
+                slack * kUnit * textbook.variance_units * textbook.variance) << step;
+  }
+  // Or the bound would prove little.
+  EXPECT_LT(textbook.weight_error, store_units == 0 ? 1e-5 : 0.03);
+}
+
 TEST(Adam, StaysWithinTheDerivedBoundOfTheTextbook) {
   for (const auto mode : {AdamMode::adam, AdamMode::adamw}) {
-    const AdamOptions options{.mode = mode, .weight_decay = 0.1};
-    const double learning_rate = 0.01;
-    Element element{.weight = 1.5F};
-    Textbook textbook{.weight = 1.5};
-    for (int step = 1; step <= 30; ++step) {
-      const float gradient = 0.125F + 0.0625F * static_cast<float>(step % 7);
-      element.update(options, learning_rate, static_cast<std::uint64_t>(step), gradient);
-      textbook.update(options, learning_rate, step, static_cast<double>(gradient));
-      const double slack = 1 + 1e-4;  // second-order terms
-      EXPECT_NEAR(element.weight, textbook.weight, slack * textbook.weight_error) << step;
-      EXPECT_NEAR(element.momentum, textbook.momentum,
-                  slack * kUnit * textbook.momentum_units * textbook.momentum) << step;
-      EXPECT_NEAR(element.variance, textbook.variance,
-                  slack * kUnit * textbook.variance_units * textbook.variance) << step;
-    }
-    EXPECT_LT(textbook.weight_error, 1e-5);  // or the bound would prove little
+    expect_bounded<Element>(mode, 0, 1 + 1e-4);
+    expect_bounded<NarrowElement>(mode, 0x1p16, 1.2);
   }
 }
 

@@ -3,10 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <stdexcept>
 
+#include "nvme/engines.h"
+#include "nvme/simulation.h"
 #include "terrace/error.h"
+#include "tests/support/directory.h"
 
 namespace terrace {
 namespace {
@@ -34,16 +38,24 @@ void initialize(const TensorSpec&, std::uint64_t first, std::span<float> values)
 
 class EngineTest : public testing::Test {
  protected:
-  EngineTest() {
+  EngineTest() { start({}); }
+
+  // Writes that fail: from the n-th on, when `fault` says so.
+  void start(const FaultPlan& fault) {
+    engine_.reset();
+    counters_ = std::make_shared<FaultCounters>();
     Config config;
     config.segment = 4_KiB;
-    config.nvme = {{".", {}, {}}};
+    config.nvme = {{directory_.path(), {}, {}}};
     config.io.kind = IoEngineKind::memory;
     config.placement.master_weight = config.placement.momentum = config.placement.variance =
         TierFractions{0, 0.3, 0.7};
     config.budget.hbm = 4_MiB;
     EnginePorts ports;
     ports.speeds = Speeds{};
+    ports.io_engine = [fault, counters = counters_] {
+      return make_fault_engine(make_memory_engine(1), fault, counters);
+    };
     engine_.emplace(config, model(), initialize, std::move(ports));
   }
 
@@ -87,6 +99,8 @@ class EngineTest : public testing::Test {
     return ErrorCode::io;
   }
 
+  const Directory directory_{"engine"};
+  std::shared_ptr<FaultCounters> counters_;
   std::optional<Engine> engine_;
   static inline std::string said_;
 };
@@ -246,6 +260,34 @@ TEST_F(EngineTest, WorkOfAnAbandonedStepHasEndedWhenTheStepIsGone) {
       ran = true;
     });
   }
+  EXPECT_TRUE(ran);
+}
+
+// What the layer functions use may be the trainer's, and goes when the step has gone.
+TEST_F(EngineTest, WorkOfAStepThatCannotFinishHasEndedWhenTheStepIsGone) {
+  const auto writes = counters_->calls[static_cast<std::size_t>(IoCall::write)].load();
+  start({.at = writes + 1, .only = IoCall::write, .persistent = true});
+  std::atomic<bool> visited = false;
+  std::atomic<bool> ran = false;
+  EXPECT_EQ(code_of([&] {
+              auto step = engine_->begin_step();
+              forward_all(step);
+              for (std::uint32_t l = kLayers; l-- > 0;) {
+                auto view = step.backward(LayerId{l});
+                if (l == 2) view.launch([&] { visited.wait(false); });  // no update before
+                write_gradients(view);
+                view.submit_gradients();
+                if (l > 0) continue;
+                view.launch([&] {
+                  steady_clock().sleep_until(steady_clock().now() + std::chrono::milliseconds(50));
+                  ran = true;
+                });
+              }
+              visited = true;
+              visited.notify_all();
+              step.finish();
+            }),
+            ErrorCode::io);
   EXPECT_TRUE(ran);
 }
 

@@ -119,12 +119,12 @@ TEST(Names, AreDistinct) {
 }
 
 TEST(Names, AreReadBack) {
-  for (const auto dtype : {DType::fp32, DType::bf16}) {
+  for (const auto dtype : {DType::fp32, DType::bf16, DType::fp16}) {
     EXPECT_EQ(parse_dtype(to_string(dtype)), dtype);
   }
   EXPECT_EQ(parse_io_engine("io_uring"), IoEngineKind::io_uring);
   const auto said = refusal([] { parse_dtype("fp7"); });
-  EXPECT_TRUE(contains(said, "'fp7'") && contains(said, "fp32, bf16")) << said;
+  EXPECT_TRUE(contains(said, "'fp7'") && contains(said, "fp32, bf16, fp16")) << said;
 }
 
 LayerSpec layer(std::string name, std::vector<TensorSpec> tensors) {
@@ -162,6 +162,15 @@ TEST(Model, RefusesWhatIsAmbiguousAndNamesIt) {
     const auto said = refusal([&, &checked = spec] { validate(checked); });
     EXPECT_TRUE(contains(said, part)) << said;
   }
+}
+
+TEST(Model, RefusesToTrainInFp16) {
+  auto spec = model({layer("first", {{"a", {3}}})});
+  spec.parameter_dtype = DType::fp16;
+  EXPECT_TRUE(contains(refusal([&] { validate(spec); }), "fp16"));
+  spec.parameter_dtype = DType::bf16;
+  spec.gradient_dtype = DType::fp16;
+  EXPECT_TRUE(contains(refusal([&] { validate(spec); }), "fp16"));
 }
 
 TEST(Throttle, TakesLatencyAndBytes) {
