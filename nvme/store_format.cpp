@@ -48,26 +48,25 @@ void seal(std::vector<std::byte>& bytes, std::uint64_t magic, std::size_t used) 
   std::memcpy(bytes.data(), &envelope, sizeof envelope);
 }
 
-// The payload's size, or why there is none.
-std::optional<std::size_t> open_envelope(std::span<const std::byte> bytes, std::uint64_t magic,
-                                         std::size_t least, std::string& why_not) {
+// Whether it holds `size` bytes, envelope included, as they were sealed.
+bool open_envelope(std::span<const std::byte> bytes, std::uint64_t magic, std::size_t size,
+                   std::string& why_not) {
   Envelope envelope;
   if (bytes.size() < sizeof envelope) {
     why_not = "it is cut short";
-    return {};
+    return false;
   }
   std::memcpy(&envelope, bytes.data(), sizeof envelope);
   if (envelope.magic != magic) {
     why_not = "it does not begin as one";
-  } else if (envelope.bytes < least || envelope.bytes > bytes.size()) {
+  } else if (envelope.bytes != size || size > bytes.size()) {
     why_not = "its length is impossible";
-  } else if (hash_bytes(bytes.data() + kChecked, envelope.bytes - kChecked) !=
-             envelope.checksum) {
+  } else if (hash_bytes(bytes.data() + kChecked, size - kChecked) != envelope.checksum) {
     why_not = "its checksum is wrong";
   } else {
-    return envelope.bytes;
+    return true;
   }
-  return {};
+  return false;
 }
 
 bool all_zero(std::span<const std::byte> bytes) {
@@ -92,7 +91,7 @@ std::string joined(const std::vector<std::uint32_t>& values) {
 std::string identity_text(const StoreIdentity& identity) {
   std::string text;
   for (const auto& [key, value] : identity) {
-    text.append("identity.").append(one_line(key)).append("=").append(one_line(value)) += '\n';
+    text.append("identity.").append(key).append("=").append(value) += '\n';
   }
   return text;
 }
@@ -194,6 +193,7 @@ void check_superblock(const Superblock& superblock) {
 }
 
 Superblock parse_superblock(std::string_view text) {
+  const auto whole = text;
   Superblock result;
   while (!text.empty()) {
     const auto end = text.find('\n');
@@ -205,12 +205,20 @@ Superblock parse_superblock(std::string_view text) {
     text.remove_prefix(end + 1);
   }
   check_superblock(result);
+  // Each number in its place, in its range, once.
+  if (superblock_text(result) != whole) throw Malformed{"it is not as it would be written"};
   return result;
 }
 
 }  // namespace
 
 EncodedSuperblock encode(const Superblock& superblock, Bytes text_bytes) {
+  for (const auto& [key, value] : superblock.identity) {
+    if (one_line(key) == key && one_line(value) == value && key.find('=') == key.npos) continue;
+    throw Error(ErrorCode::invalid_argument,
+                "the store's identity is kept as lines of key=value: '" + one_line(key) + "' has a "
+                "line end, or a '=' in its key; write it in other words");
+  }
   if (identity_text(superblock.identity).size() > kIdentityBytes.count) {
     throw Error(ErrorCode::invalid_argument,
                 "the store's identity has more than " + std::to_string(kIdentityBytes.count) +
@@ -230,8 +238,7 @@ EncodedSuperblock encode(const Superblock& superblock, Bytes text_bytes) {
 DecodedHeader decode_header(std::span<const std::byte> page) {
   DecodedHeader decoded;
   decoded.blank = all_zero(page);
-  const auto used = open_envelope(page, kSuperblockMagic, kHeaderBytes, decoded.why_not);
-  if (!used) return decoded;
+  if (!open_envelope(page, kSuperblockMagic, kHeaderBytes, decoded.why_not)) return decoded;
   HeaderFields fields{};
   std::memcpy(&fields, page.data() + sizeof(Envelope), sizeof fields);
   if (fields.text_bytes % kStorePage.count != 0 || fields.text_bytes > kMostText.count ||

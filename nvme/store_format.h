@@ -28,7 +28,8 @@ struct Superblock {
 };
 
 // A header page, which says how long the text is and what it hashes to, and the text. Throws
-// Error(invalid_argument) when the identity lines are longer than kIdentityBytes.
+// Error(invalid_argument) when the identity lines are longer than kIdentityBytes, or would not come
+// back as they are: line ends, '=' in a key.
 struct EncodedSuperblock {
   std::vector<std::byte> header;  // kStorePage
   std::vector<std::byte> text;    // StoreFileLayout::text_bytes
