@@ -3,18 +3,28 @@
 #include "cpu_adam/adam_kernel.h"
 
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <iterator>
 #include <type_traits>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu_adam/adam_kernel.cpp"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
 namespace terrace {
 namespace HWY_NAMESPACE {
+
+// Whether this instruction set converts fp16. Highway's emulation promises no rounding.
+#undef TERRACE_NATIVE_FP16
+#if (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2 && !defined(HWY_DISABLE_F16C)) || HWY_ARCH_ARM_A64
+#define TERRACE_NATIVE_FP16 1
+#else
+#define TERRACE_NATIVE_FP16 0
+#endif
 
 namespace hn = hwy::HWY_NAMESPACE;
 using Floats = hn::ScalableTag<float>;
@@ -38,6 +48,13 @@ HWY_INLINE Vec fused(Vec a, Vec b, Vec c) {
   for (std::size_t i = 0; i < hn::Lanes(d); ++i) z[i] = std::fma(x[i], y[i], z[i]);
   return hn::Load(d, z);
 #endif
+}
+
+// Touches what comes later, also behind the end of the array, where it does nothing. Left to itself
+// the CPU stops at the end of every page: it is worth a tenth of an update, a third of a sum.
+HWY_INLINE void fetch_ahead(const void* p) {
+  constexpr std::uintptr_t kAheadBytes = 2048;
+  hwy::Prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(p) + kAheadBytes));
 }
 
 // Which NaN an operation on several of them returns depends on the order of its operands, which is
@@ -70,6 +87,10 @@ HWY_INLINE hn::Vec<D> load(D d, const bfloat16* p) {
 
 template <class D>
 HWY_INLINE hn::Vec<D> load(D d, const float16* p) {
+#if TERRACE_NATIVE_FP16
+  const hn::Rebind<hwy::float16_t, D> narrow;
+  return hn::PromoteTo(d, hn::LoadU(narrow, reinterpret_cast<const hwy::float16_t*>(p)));
+#else
   const hn::RebindToSigned<D> words;
   const auto bits = load_bits(d, p);
   const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(words, 0x8000)));
@@ -82,6 +103,7 @@ HWY_INLINE hn::Vec<D> load(D d, const float16* p) {
   auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(words, 1 << 23)), subnormal, normal);
   result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(words, 0x1f << 23)), result, infinite_or_nan);
   return hn::BitCast(d, hn::Or(result, sign));
+#endif
 }
 
 // ---- stores: to_bfloat16() and to_float16() of dtype.h. A NaN has to be the canonical one.
@@ -108,6 +130,10 @@ HWY_INLINE void store(Vec v, bfloat16* p) {
 }
 
 HWY_INLINE void store(Vec v, float16* p) {
+#if TERRACE_NATIVE_FP16
+  const hn::Rebind<hwy::float16_t, Floats> narrow;
+  hn::StoreU(hn::DemoteTo(narrow, v), narrow, reinterpret_cast<hwy::float16_t*>(p));
+#else
   const Floats d;
   const hn::RebindToSigned<Floats> words;
   const auto bits = hn::BitCast(words, v);
@@ -126,6 +152,7 @@ HWY_INLINE void store(Vec v, float16* p) {
       hn::IfThenElse(hn::Lt(magnitude, hn::Set(words, 0x38800000)), subnormal, normal);
   result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(words, 0x47800000)), result, large);
   store_bits(hn::Or(result, sign), p);
+#endif
 }
 
 // ---- the update
@@ -203,7 +230,13 @@ void update_typed(const AdamScalars& scalars, const AdamSlice& slice) {
                                 static_cast<P*>(slice.parameter)};
   const std::size_t lanes = hn::Lanes(Floats());
   const std::size_t whole = slice.elements / lanes * lanes;
-  for (std::size_t i = 0; i < whole; i += lanes) update_vector(s, begin + i);
+  for (std::size_t i = 0; i < whole; i += lanes) {
+    fetch_ahead(begin.gradient + i);
+    fetch_ahead(begin.weight + i);
+    fetch_ahead(begin.momentum + i);
+    fetch_ahead(begin.variance + i);
+    update_vector(s, begin + i);
+  }
   if (whole < slice.elements) update_tail(s, begin + whole, slice.elements - whole);
 }
 
@@ -258,6 +291,7 @@ void add_squares_typed(const G* gradient, std::size_t rows, double* lanes) {
     auto c = hn::LoadU(d, own + 2 * n), e = hn::LoadU(d, own + 3 * n);
     for (std::size_t row = 0; row < rows; ++row) {
       const G* const at = gradient + row * kGradientLanes + first;
+      fetch_ahead(at);
       a = add_square(a, at);
       b = add_square(b, at + n);
       c = add_square(c, at + 2 * n);

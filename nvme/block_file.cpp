@@ -156,7 +156,7 @@ BlockFile::BlockFile(const IoFileOptions& options) {
   try {
     if (options.direct) ask_direct(options.path);
     if (options.mode == IoFileMode::existing) {
-      measure(options.path);
+      measure(options);
     } else {
       make(options);
     }
@@ -215,12 +215,13 @@ void BlockFile::find(const IoFileOptions& options) {
 }
 
 // The size of a file that was there, and whether it takes direct transfers.
-void BlockFile::measure(const std::string& path) {
+void BlockFile::measure(const IoFileOptions& options) {
+  const auto& path = options.path;
   struct stat status {};
   if (::fstat(descriptor_, &status) != 0) throw failure("measuring", path, errno);
   const auto size = static_cast<std::uint64_t>(status.st_size);
   info_.size = {size / info_.alignment * info_.alignment};
-  if (info_.size.count > largest_file()) {
+  if (!options.read_only && info_.size.count > largest_file()) {
     throw Error(ErrorCode::io, "opening " + path + " failed: its size of " +
                                    std::to_string(size) + " bytes exceeds the limit of this "
                                    "process, which writing to it would end; raise the file size "

@@ -35,7 +35,7 @@ class BlockFile {
   void create(const IoFileOptions& options);
   void make(const IoFileOptions& options);
   void find(const IoFileOptions& options);
-  void measure(const std::string& path);
+  void measure(const IoFileOptions& options);
   void ask_direct(const std::string& path);
   void reserve(const IoFileOptions& options);
   void probe_direct(const IoFileOptions& options);

@@ -24,6 +24,8 @@ class PageBuffer {
   }
   std::byte* data() const { return data_.get(); }
   std::size_t size() const { return size_; }
+  // Never frees it: something may still write to it.
+  void abandon() { [[maybe_unused]] const auto* left = data_.release(); }
   std::span<std::byte> span() const { return {data_.get(), size_}; }
 
  private:

@@ -128,7 +128,7 @@ std::string SegmentStore::where(Extent extent) const {
 
 // ---- commits
 
-void SegmentStore::commit(Ticket ticket, std::uint64_t step, std::string trainer) {
+std::size_t SegmentStore::commit(Ticket ticket, std::uint64_t step, std::string trainer) {
   TERRACE_CHECK(!commit_ && !opened_.files.empty());
   if (trainer.size() > most_trainer_bytes()) {
     throw Error(ErrorCode::invalid_argument,
@@ -139,6 +139,7 @@ void SegmentStore::commit(Ticket ticket, std::uint64_t step, std::string trainer
   commit_ = Commit{open_operation(ticket, IoOperation::write, {}), step, std::move(trainer),
                    Purpose::table, {}};
   begin_stage();
+  return commit_->operation;
 }
 
 void SegmentStore::begin_stage() {

@@ -79,10 +79,7 @@ void SegmentStore::open_scratch() {
     for (const auto& drive : drives_) {
       if (drive.has_scratch) io_.close(drive.scratch);
     }
-    for (const auto& store : opened_.files) {
-      io_.close(store.file);
-      if (!opened_.resumed) io_.remove(store.path);
-    }
+    unmake(io_, opened_);
     throw;
   }
 }
@@ -111,8 +108,10 @@ std::size_t SegmentStore::open_operation(Ticket ticket, IoOperation kind, Extent
   }
   const auto index = free_operations_.back();
   free_operations_.pop_back();
-  operations_[index] = {ticket, kind, extent, 0, 0, {}, steady_clock().now(), {}};
-  operations_[index].start = Nanoseconds::max();
+  operations_[index] = {};
+  operations_[index].ticket = ticket;
+  operations_[index].kind = kind;
+  operations_[index].extent = extent;
   ++open_operations_;
   return index;
 }
@@ -132,8 +131,10 @@ void SegmentStore::add_piece(Piece piece) {
   drive.waiting.push_back(index);
 }
 
-void SegmentStore::submit(const StoreRequest& request) {
-  add_data_pieces(open_operation(request.ticket, request.operation, request.extent), request);
+std::size_t SegmentStore::submit(const StoreRequest& request) {
+  const auto operation = open_operation(request.ticket, request.operation, request.extent);
+  add_data_pieces(operation, request);
+  return operation;
 }
 
 // Segments that follow one another in a file go together.
@@ -189,7 +190,8 @@ std::size_t SegmentStore::reap(std::vector<StoreResult>& results, Nanoseconds ti
   // 2. Collect; an operation that hangs must not be slept over.
   completions_.clear();
   const Nanoseconds wait = results_.empty() ? timeout : Nanoseconds{0};
-  io_.reap(completions_, open_operations_ > 0 ? std::min(wait, kWatchPeriod) : wait);
+  const Nanoseconds watchful = std::min(kWatchPeriod, options_.patience / 4);
+  io_.reap(completions_, open_operations_ > 0 ? std::min(wait, watchful) : wait);
   // 3. Account.
   for (const auto& completion : completions_) complete(completion);
   watch();
@@ -304,6 +306,9 @@ void SegmentStore::fail(const Piece& piece, int error) {
                        std::to_string(piece.drive) + " (" +
                        options_.drives[piece.drive].directory + ") failed: " +
                        std::strerror(error);
+  if (piece.purpose != Purpose::data) {
+    operation.message += "; this step or the last one committed counts: continue with --resume";
+  }
 }
 
 void SegmentStore::close_operation(std::size_t index) {
@@ -317,16 +322,20 @@ void SegmentStore::close_operation(std::size_t index) {
       durable_.commit();
       ++opened_.generation;
       for (auto& file : opened_.files) file.active = 1 - file.active;
+    } else {
+      broken_.emplace(ErrorCode::io, operation.message);
     }
     commit_.reset();
   }
   const auto now = steady_clock().now();
   operation.start = std::min(operation.start, now);
   operation.end = std::max(operation.end, operation.start);
-  results_.push_back({{operation.ticket, operation.error,
-                       operation.error == 0 ? operation.extent.size.count : 0, operation.start,
-                       operation.end},
-                      std::move(operation.message)});
+  if (!operation.abandoned) {
+    results_.push_back({{operation.ticket, operation.error,
+                         operation.error == 0 ? operation.extent.size.count : 0,
+                         operation.start, operation.end},
+                        std::move(operation.message)});
+  }
   --open_operations_;
   free_operations_.push_back(index);
 }
@@ -354,19 +363,20 @@ void SegmentStore::watch() {
 
 // ---- blocking
 
-StoreResult SegmentStore::run_now() {
+StoreResult SegmentStore::run_now(std::size_t operation) {
   std::vector<StoreResult> results;
   while (results.empty()) {
     reap(results, std::chrono::milliseconds(100));
-    if (stuck_) throw *stuck_;
+    if (!results.empty() || !stuck_) continue;
+    operations_[operation].abandoned = true;  // nobody asks for its result any more
+    throw *stuck_;
   }
   if (results.front().completion.error != 0) throw Error(ErrorCode::io, results.front().error);
   return results.front();
 }
 
 void SegmentStore::read_now(Extent extent, std::span<std::byte> memory) {
-  submit({Ticket{}, IoOperation::read, extent, memory.data()});
-  run_now();
+  run_now(submit({Ticket{}, IoOperation::read, extent, memory.data()}));
   const auto wrong = mismatch(extent, hash(extent, memory));
   if (!wrong.empty()) throw Error(ErrorCode::corrupt, wrong);
 }
@@ -374,13 +384,11 @@ void SegmentStore::read_now(Extent extent, std::span<std::byte> memory) {
 void SegmentStore::write_now(Extent extent, std::span<std::byte> memory,
                              std::uint64_t generation) {
   stage(extent, generation, hash(extent, memory));
-  submit({Ticket{}, IoOperation::write, extent, memory.data()});
-  run_now();
+  run_now(submit({Ticket{}, IoOperation::write, extent, memory.data()}));
 }
 
 void SegmentStore::commit_now(std::uint64_t step, std::string trainer) {
-  commit(Ticket{}, step, std::move(trainer));
-  run_now();
+  run_now(commit(Ticket{}, step, std::move(trainer)));
 }
 
 std::vector<DriveStats> SegmentStore::stats() const {

@@ -46,7 +46,8 @@ class SegmentStore {
   const std::optional<CommitRecord>& resumed() const { return opened_.resumed; }
   const std::vector<std::string>& notes() const { return opened_.notes; }
 
-  void submit(const StoreRequest& request);
+  // Returns which of its operations that is.
+  std::size_t submit(const StoreRequest& request);
 
   // What the next write of `extent` will contain: hashes of its tiles, and the step that makes it.
   // Required before every write, with no hashes when checksums are off.
@@ -61,7 +62,7 @@ class SegmentStore {
 
   // Makes everything written so far current, durably, on all drives. All writes must have
   // completed, and none may be submitted before this has.
-  void commit(Ticket ticket, std::uint64_t step, std::string trainer);
+  std::size_t commit(Ticket ticket, std::uint64_t step, std::string trainer);
 
   void flush();
   std::size_t pending() const { return open_operations_ + results_.size(); }
@@ -69,6 +70,9 @@ class SegmentStore {
   std::size_t reap(std::vector<StoreResult>& results, Nanoseconds timeout);
   // An operation that makes no progress; sticky. Its memory belongs to the kernel for ever.
   const std::optional<Error>& stuck() const { return stuck_; }
+  // A commit that failed; sticky. Which of the last two steps counts is for the next resume to
+  // find out, and both slots are needed for that: nothing may be written any more.
+  const std::optional<Error>& broken() const { return broken_; }
 
   // Blocking, while nothing is in flight: throw Error(io or corrupt).
   void read_now(Extent extent, std::span<std::byte> memory);
@@ -89,7 +93,8 @@ class SegmentStore {
     std::uint32_t pieces = 0;  // open
     int error = 0;
     std::string message;
-    Nanoseconds start{0};
+    bool abandoned = false;    // the caller has gone
+    Nanoseconds start = Nanoseconds::max();
     Nanoseconds end{0};
   };
 
@@ -139,7 +144,7 @@ class SegmentStore {
   void fail(const Piece& piece, int error);
   void close_operation(std::size_t index);
   void watch();
-  StoreResult run_now();
+  StoreResult run_now(std::size_t operation);
 
   // ---- commits
   void begin_stage();
@@ -184,6 +189,7 @@ class SegmentStore {
   std::vector<PageBuffer> table_buffers_;   // by drive
   std::vector<PageBuffer> record_buffers_;
   std::optional<Error> stuck_;
+  std::optional<Error> broken_;
 };
 
 }  // namespace terrace

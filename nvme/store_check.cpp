@@ -132,16 +132,35 @@ class MetadataCheck {
     }
   }
 
+  // The table and the trainer's bytes of an older commit, or of one that has not reached all
+  // drives, are overwritten before its record is: that is no damage.
   void record(const InspectedStore& store, std::size_t i) {
     const auto& record = store.record[i];
-    if (record.blank || store.committed(i) || store.given_up(i)) return;
     if (!record.record) {
+      if (record.blank) return;
       return add(StorePlace::record, i, {store.layout.record[i], kRecordBytes}, record.why_not);
+    }
+    const auto& other = store.record[1 - i].record;
+    const bool newest = !other || other->generation < record.record->generation;
+    if (store.table_problem[i].empty() || !newest || !on_all(record.record->generation)) return;
+    const std::string which = "of step " + std::to_string(record.record->step) + ": ";
+    if (store.table_problem[i] == record.trainer_problem) {
+      return add(StorePlace::record, i, {store.layout.record[i], kRecordBytes},
+                 which + record.trainer_problem);
     }
     add(StorePlace::table, record.record->table,
         {store.layout.table[record.record->table], store.layout.table_bytes},
         "of record " + std::to_string(i) + ", step " + std::to_string(record.record->step) + ": " +
             store.table_problem[i]);
+  }
+
+  bool on_all(std::uint64_t generation) const {
+    return std::all_of(found_.drives.begin(), found_.drives.end(), [&](const FoundDrive& drive) {
+      return std::any_of(std::begin(drive.store.record), std::end(drive.store.record),
+                         [&](const DecodedRecord& record) {
+                           return record.record && record.record->generation == generation;
+                         });
+    });
   }
 
   const FoundStore& found_;

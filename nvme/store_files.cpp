@@ -5,7 +5,6 @@
 #include <random>
 
 #include "nvme/checksum.h"
-#include "nvme/page_buffer.h"
 #include "terrace/error.h"
 
 namespace terrace {
@@ -49,11 +48,13 @@ class Opener {
       for (const auto d : found) {
         files.push_back(io_.open({.path = path(d), .size = {}, .mode = IoFileMode::existing,
                                   .drive = static_cast<std::uint32_t>(d)}));
-        stores.push_back(inspect_store(io_, files.back()));
+        stores.push_back(inspect_store(io_, files.back(), options_.patience));
       }
       judge(found, stores, files, opened);
     } catch (...) {
-      for (const auto file : files) io_.close(file);
+      if (io_.pending() == 0) {
+        for (const auto file : files) io_.close(file);
+      }
       throw;
     }
     if (opened.resumed) return;
@@ -231,6 +232,26 @@ class Opener {
       }
     }
     opened.resumed = *stores.front().record[common.front()].record;
+    for (std::size_t d = 0; d < stores.size(); ++d) note_unusable(d, stores[d], opened);
+  }
+
+  // Newer commits, or what may have been some. One that a power cut kept from the other drives is
+  // none.
+  void note_unusable(std::size_t d, const InspectedStore& store, OpenedStore& opened) const {
+    for (std::size_t i = 0; i < 2; ++i) {
+      const auto& record = store.record[i];
+      std::string what;
+      if (!record.record && !record.blank) {
+        what = "commit record " + std::to_string(i) + " is damaged: " + record.why_not;
+      } else if (record.record && record.record->generation > opened.resumed->generation &&
+                 !store.committed(i)) {
+        what = "the commit of step " + std::to_string(record.record->step) +
+               " is not whole: " + store.table_problem[i];
+      }
+      if (what.empty()) continue;
+      opened.notes.push_back(path(d) + ": " + what + "; the run goes on at step " +
+                             std::to_string(opened.resumed->step));
+    }
   }
 
   // ---- a new store
@@ -244,10 +265,7 @@ class Opener {
     try {
       for (std::size_t d = 0; d < options_.drives.size(); ++d) make_file(d, opened);
     } catch (...) {
-      for (const auto& file : opened.files) {
-        io_.close(file.file);
-        io_.remove(file.path);
-      }
+      unmake(io_, opened);
       throw;
     }
   }
@@ -263,22 +281,19 @@ class Opener {
                                   .mode = IoFileMode::create, .direct = true, .drive = drive,
                                   .keep_free = options_.drives[d].keep_free});
     opened.files.push_back({path(d), file, layout, 1, 0});
-    BlockingIo io(io_);
-    const auto write = [&](Bytes offset, const std::vector<std::byte>& bytes) {
-      PageBuffer buffer({bytes.size()});
-      std::memcpy(buffer.data(), bytes.data(), bytes.size());
-      io.write(file, offset, buffer.span());
-    };
+    BlockingIo io(io_, options_.patience);
     // A header makes it a store: each is written when all before it is durable, so that a creation
     // cut short is known by its blank second header. What lay there before must not pass for a
     // record.
     const std::vector<std::byte> blank(kRecordBytes.count);
-    for (const auto record : layout.record) write(record, blank);
-    for (const auto text : layout.text) write(text, encoded.text);
-    for (const auto header : layout.header) write(header, std::vector<std::byte>(kStorePage.count));
+    for (const auto record : layout.record) io.write(file, record, blank);
+    for (const auto text : layout.text) io.write(file, text, encoded.text);
+    for (const auto header : layout.header) {
+      io.write(file, header, std::vector<std::byte>(kStorePage.count));
+    }
     io.flush(file);
     for (const auto header : layout.header) {
-      write(header, encoded.header);
+      io.write(file, header, encoded.header);
       io.flush(file);
     }
   }
@@ -290,6 +305,18 @@ class Opener {
 }  // namespace
 
 std::string store_path(const std::string& directory) { return directory + "/terrace.store"; }
+
+void unmake(IoEngine& io, const OpenedStore& opened) noexcept {
+  for (const auto& file : opened.files) {
+    if (io.pending() == 0) io.close(file.file);
+    if (opened.resumed) continue;
+    try {
+      io.remove(file.path);
+    } catch (const Error&) {
+      // Without a commit it is known as left over.
+    }
+  }
+}
 
 OpenedStore open_store(IoEngine& io, const StoreOptions& options) {
   return Opener(io, options).open();

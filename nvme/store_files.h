@@ -32,7 +32,7 @@ struct StoreOptions {
   bool checksums = true;
   Bytes transient_tile = 128_KiB;    // of checksums there
   // An operation that makes no progress for so long fails the store.
-  Nanoseconds patience = std::chrono::seconds(60);
+  Nanoseconds patience = kPatience;
   // What lies at an extent, for messages: layer, content, tensors.
   std::function<std::string(Extent)> describe;
 };
@@ -59,10 +59,15 @@ struct OpenedStore {
   std::vector<std::string> notes;    // what was found and done about it
 };
 
-// Takes the locks and makes or continues the files. When it throws, what it made is gone again.
+// Takes the locks and makes or continues the files. When it throws, what it made is gone again; an
+// operation that never ended is then still pending, and the engine must not be destroyed.
 // Error(unavailable): in use, or a committed store in the way; Error(invalid_argument): another
 // model, seed or layout; Error(corrupt): damaged.
 OpenedStore open_store(IoEngine& io, const StoreOptions& options);
+
+// Closes the files and removes those that were made: the way back after an error, which is what the
+// caller reports.
+void unmake(IoEngine& io, const OpenedStore& opened) noexcept;
 
 // Removes what lies in the directories, under their locks; says what was removed.
 std::vector<std::string> discard_store(IoEngine& io, const StoreOptions& options);

@@ -293,19 +293,21 @@ DecodedRecord decode_record(std::span<const std::byte> bytes) {
   if (!open_envelope(head, kRecordMagic, kRecordHead, decoded.why_not)) return decoded;
   RecordFields fields{};
   std::memcpy(&fields, bytes.data() + sizeof(Envelope), sizeof fields);
-  if (fields.table > 1) {
-    decoded.why_not = "it names a third table";
-  } else if (fields.trainer_bytes > trainer.size()) {
-    decoded.why_not = "the length of the trainer's bytes is impossible";
-  } else if (hash_bytes(trainer.data(), fields.trainer_bytes) != fields.trainer_checksum) {
-    decoded.why_not = "the checksum of the trainer's bytes is wrong";
-    decoded.spoiled = fields.generation;
+  if (fields.table > 1 || fields.trainer_bytes > most_trainer_bytes()) {
+    decoded.why_not = fields.table > 1 ? "it names a third table"
+                                       : "the length of the trainer's bytes is impossible";
+    return decoded;
   }
-  if (!decoded.why_not.empty()) return decoded;
   decoded.record = CommitRecord{
       fields.store, fields.generation, fields.step, fields.table_checksum, fields.segments,
-      fields.bytes_written, fields.unix_time, fields.drive, fields.table,
-      std::string(reinterpret_cast<const char*>(trainer.data()), fields.trainer_bytes)};
+      fields.bytes_written, fields.unix_time, fields.drive, fields.table, {}};
+  if (fields.trainer_bytes > trainer.size() ||
+      hash_bytes(trainer.data(), fields.trainer_bytes) != fields.trainer_checksum) {
+    decoded.trainer_problem = "the checksum of the trainer's bytes is wrong";
+    return decoded;
+  }
+  decoded.record->trainer.assign(reinterpret_cast<const char*>(trainer.data()),
+                                 fields.trainer_bytes);
   return decoded;
 }
 

@@ -93,9 +93,9 @@ struct DecodedRecord {
   std::optional<CommitRecord> record;
   std::string why_not;
   bool blank = false;  // never written, whatever lies behind the page that counts
-  // Generation of a page that counts and is sound, where the trainer's bytes are not its own: the
-  // next commit in this place has begun, or they are damaged.
-  std::uint64_t spoiled = 0;
+  // "": the trainer's bytes are those of the record. The next commit but one overwrites them, as it
+  // does the table, before it does the record.
+  std::string trainer_problem{};
 };
 DecodedRecord decode_record(std::span<const std::byte> bytes);
 // Whether a record begins here, sound or not.

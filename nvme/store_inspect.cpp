@@ -1,10 +1,10 @@
 #include "nvme/store_inspect.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 #include "nvme/checksum.h"
-#include "nvme/page_buffer.h"
 #include "terrace/error.h"
 
 namespace terrace {
@@ -31,9 +31,9 @@ bool any_record(BlockingIo& io, FileId file, Bytes file_size) {
 void read_superblocks(BlockingIo& io, FileId file, Bytes file_size, InspectedStore& found) {
   const auto layout = store_file_layout({}, 0);
   for (std::size_t i = 0; i < 2; ++i) {
-    PageBuffer page(kStorePage);
-    io.read(file, layout.header[i], page.span());
-    found.header[i] = decode_header(page.span());
+    std::vector<std::byte> page(kStorePage.count);
+    io.read(file, layout.header[i], page);
+    found.header[i] = decode_header(page);
   }
   const auto& sound = found.header[0].header ? found.header[0] : found.header[1];
   const bool blank = !sound.header && found.header[1].blank;
@@ -45,9 +45,9 @@ void read_superblocks(BlockingIo& io, FileId file, Bytes file_size, InspectedSto
     const Bytes offset = layout.text[0] + sound.header->text_bytes * i;
     copy.why_not = "the file is cut short";
     if (offset + sound.header->text_bytes > file_size) continue;
-    PageBuffer text(sound.header->text_bytes);
-    io.read(file, offset, text.span());
-    copy = decode_superblock(*sound.header, text.span());
+    std::vector<std::byte> text(sound.header->text_bytes.count);
+    io.read(file, offset, text);
+    copy = decode_superblock(*sound.header, text);
   }
 }
 
@@ -66,8 +66,8 @@ void read_table(BlockingIo& io, FileId file, const StoreGeometry& geometry, std:
     problem = "its number of segments is wrong";
     return;
   }
-  PageBuffer buffer(found.layout.table_bytes);
-  io.read(file, found.layout.table[record.record->table], buffer.span());
+  std::vector<std::byte> buffer(found.layout.table_bytes.count);
+  io.read(file, found.layout.table[record.record->table], buffer);
   auto& table = found.table[i];
   table.resize(count);
   std::memcpy(table.data(), buffer.data(), count * sizeof(TableEntry));
@@ -76,46 +76,58 @@ void read_table(BlockingIo& io, FileId file, const StoreGeometry& geometry, std:
   } else {
     problem = table_problem(table, geometry, drive, found.layout);
   }
+  if (problem.empty()) problem = record.trainer_problem;
 }
 
 }  // namespace
 
 // ---- blocking calls
 
-void BlockingIo::run(IoOperation operation, FileId file, Bytes offset,
-                     std::span<std::byte> memory) {
-  TERRACE_CHECK(io_.submit({Ticket{}, operation, file, offset.count, memory.data(),
-                            memory.size()}));
+// The memory is this class's: when the operation never ends, it is never freed.
+void BlockingIo::run(IoOperation operation, FileId file, Bytes offset, PageBuffer& buffer) {
+  const auto failed = [&](const std::string& why) {
+    const char* what = operation == IoOperation::read    ? "reading "
+                       : operation == IoOperation::write ? "writing "
+                                                         : "flushing ";
+    return Error(ErrorCode::io, what + std::to_string(buffer.size()) + " bytes at offset " +
+                                    std::to_string(offset.count) + " of " +
+                                    io_.file_info(file).path + " failed: " + why);
+  };
+  TERRACE_CHECK(io_.submit(
+      {Ticket{}, operation, file, offset.count, buffer.data(), buffer.size()}));
   io_.flush();
   std::vector<Completion> completions;
-  const auto deadline = steady_clock().now() + std::chrono::seconds(60);
+  const auto deadline = steady_clock().now() + patience_;
   while (completions.empty()) {
-    io_.reap(completions, std::chrono::milliseconds(100));
-    if (completions.empty() && steady_clock().now() > deadline) {
-      throw Error(ErrorCode::io, "an operation at offset " + std::to_string(offset.count) + " of " +
-                                     io_.file_info(file).path +
-                                     " makes no progress for 60 s; see the kernel's log");
-    }
+    io_.reap(completions, std::min<Nanoseconds>(patience_, std::chrono::milliseconds(100)));
+    if (!completions.empty() || steady_clock().now() < deadline) continue;
+    buffer.abandon();
+    throw failed(std::string(std::strerror(ETIMEDOUT)) + ": it has not ended for " +
+                 std::to_string(to_seconds(patience_)) + " s; see the kernel's log");
   }
   const auto& done = completions.front();
-  const bool moves = operation != IoOperation::flush;
-  if (done.error == 0 && (!moves || done.bytes == memory.size())) return;
-  const char* what = operation == IoOperation::read    ? "reading "
-                     : operation == IoOperation::write ? "writing "
-                                                       : "flushing ";
-  throw Error(ErrorCode::io,
-              what + std::to_string(memory.size()) + " bytes at offset " +
-                  std::to_string(offset.count) + " of " + io_.file_info(file).path + " failed: " +
-                  (done.error != 0 ? std::strerror(done.error) : "it was cut short"));
+  if (done.error != 0) throw failed(std::strerror(done.error));
+  if (operation != IoOperation::flush && done.bytes != buffer.size()) {
+    throw failed("it was cut short");
+  }
 }
 
 void BlockingIo::read(FileId file, Bytes offset, std::span<std::byte> memory) {
-  run(IoOperation::read, file, offset, memory);
+  PageBuffer buffer({memory.size()});
+  run(IoOperation::read, file, offset, buffer);
+  std::memcpy(memory.data(), buffer.data(), memory.size());
 }
-void BlockingIo::write(FileId file, Bytes offset, std::span<std::byte> memory) {
-  run(IoOperation::write, file, offset, memory);
+
+void BlockingIo::write(FileId file, Bytes offset, std::span<const std::byte> memory) {
+  PageBuffer buffer({memory.size()});
+  std::memcpy(buffer.data(), memory.data(), memory.size());
+  run(IoOperation::write, file, offset, buffer);
 }
-void BlockingIo::flush(FileId file) { run(IoOperation::flush, file, {}, {}); }
+
+void BlockingIo::flush(FileId file) {
+  PageBuffer none;
+  run(IoOperation::flush, file, {}, none);
+}
 
 // ---- looking
 
@@ -127,10 +139,9 @@ const Superblock* InspectedStore::sound() const {
 }
 
 bool InspectedStore::given_up(std::size_t i) const {
-  const auto& own = record[i];
+  const auto& own = record[i].record;
   const auto& other = record[1 - i].record;
-  const auto generation = own.record ? own.record->generation : own.spoiled;
-  return other && generation > 0 && generation < other->generation && !committed(i);
+  return own && other && !committed(i) && other->generation > own->generation;
 }
 
 bool InspectedStore::at_first_commit() const {
@@ -140,8 +151,8 @@ bool InspectedStore::at_first_commit() const {
   });
 }
 
-InspectedStore inspect_store(IoEngine& engine, FileId file) {
-  BlockingIo io(engine);
+InspectedStore inspect_store(IoEngine& engine, FileId file, Nanoseconds patience) {
+  BlockingIo io(engine, patience);
   InspectedStore found;
   const Bytes size = engine.file_info(file).size;
   found.file_size = size;
@@ -164,9 +175,9 @@ InspectedStore inspect_store(IoEngine& engine, FileId file) {
     return found;
   }
   for (std::size_t i = 0; i < 2; ++i) {
-    PageBuffer buffer(kRecordBytes);
-    io.read(file, found.layout.record[i], buffer.span());
-    found.record[i] = decode_record(buffer.span());
+    std::vector<std::byte> buffer(kRecordBytes.count);
+    io.read(file, found.layout.record[i], buffer);
+    found.record[i] = decode_record(buffer);
     read_table(io, file, geometry, superblock->drive, superblock->store, i, found);
   }
   return found;

@@ -6,23 +6,31 @@
 #include <string>
 #include <vector>
 
+#include "nvme/page_buffer.h"
 #include "nvme/store_format.h"
 #include "nvme/store_geometry.h"
 #include "terrace/io_engine.h"
 
 namespace terrace {
 
-// Blocking calls; each throws Error(io) that names path, offset and bytes.
+inline constexpr Nanoseconds kPatience = std::chrono::seconds(60);
+
+// Blocking calls on whole pages of any memory, while nothing else is in flight; each throws
+// Error(io) that names path, offset and bytes. When an operation has not ended after `patience`,
+// it throws too, and the operation goes on: the engine has it pending for ever, so that neither the
+// engine nor the file may be closed.
 class BlockingIo {
  public:
-  explicit BlockingIo(IoEngine& io) : io_(io) {}
+  explicit BlockingIo(IoEngine& io, Nanoseconds patience = kPatience)
+      : io_(io), patience_(patience) {}
   void read(FileId file, Bytes offset, std::span<std::byte> memory);
-  void write(FileId file, Bytes offset, std::span<std::byte> memory);
+  void write(FileId file, Bytes offset, std::span<const std::byte> memory);
   void flush(FileId file);
 
  private:
-  void run(IoOperation operation, FileId file, Bytes offset, std::span<std::byte> memory);
+  void run(IoOperation operation, FileId file, Bytes offset, PageBuffer& buffer);
   IoEngine& io_;
+  const Nanoseconds patience_;
 };
 
 // What a file says about itself, read without changing it.
@@ -32,7 +40,7 @@ struct InspectedStore {
   DecodedSuperblock superblock[2];
   DecodedRecord record[2];
   std::vector<TableEntry> table[2];  // that of record i
-  std::string table_problem[2];      // "": the table is sound
+  std::string table_problem[2];      // "": the table and the trainer's bytes are sound
   StoreFileLayout layout;            // void without a superblock
   bool unfinished = false;           // its creation was cut short: it never held anything
   bool cut_short = false;            // it is smaller than its superblock says; no record was read
@@ -40,12 +48,12 @@ struct InspectedStore {
   const Superblock* sound() const;
   bool committed(std::size_t i) const { return record[i].record && table_problem[i].empty(); }
   bool any_commit() const { return committed(0) || committed(1); }
-  // Record i is of an older commit, and the next one has begun to overwrite what it speaks of.
+  // The next commit has begun to overwrite what an older record speaks of.
   bool given_up(std::size_t i) const;
   // Nothing was ever committed here, or nothing but the very first commit.
   bool at_first_commit() const;
 };
-InspectedStore inspect_store(IoEngine& io, FileId file);
+InspectedStore inspect_store(IoEngine& io, FileId file, Nanoseconds patience = kPatience);
 
 // Index of each drive's record of the newest commit that all drives hold; empty: there is none.
 std::vector<std::size_t> newest_common(const std::vector<InspectedStore>& drives);

@@ -71,10 +71,15 @@ EngineImpl::EngineImpl(const Config& config, const ModelSpec& model,
   thread_.emplace(make_io, [&](IoEngine& io) { return open(io); },
                   ExecutorContext{*plans_, layout_, *store_}, *device_, *adam_, trace_.get());
   if (resumed_) steps_ = resumed_->step;
-  with_homes([&](HomeAccess& homes) {
-    if (resumed_) homes.restore();
-    else homes.initialize(initializer);
-  });
+  try {
+    with_homes([&](HomeAccess& homes) {
+      if (resumed_) homes.restore();
+      else homes.initialize(initializer);
+    });
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
 // ---- LayerView

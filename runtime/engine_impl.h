@@ -27,10 +27,7 @@ class EngineImpl {
              EnginePorts ports);
   ~EngineImpl() {
     abandon(pass_);
-    if (!thread_ || thread_->stop()) return;
-    // Something may still write to this memory: it is never freed.
-    [[maybe_unused]] const auto* store_left = store_.release();
-    [[maybe_unused]] const auto* device_left = device_.release();
+    stop();
   }
 
   // ---- steps
@@ -73,6 +70,7 @@ class EngineImpl {
   StepReport finish(std::uint64_t pass, const TrainerState& state) {
     refuse_over(pass);
     refuse_cancelled();
+    thread_->check();  // before what is missing because of it
     const auto& uses = plan().schedule.uses;
     if (leased_) throw Error(ErrorCode::invalid_argument, "a layer view is still alive");
     if (position_ < uses.size()) {
@@ -168,7 +166,7 @@ class EngineImpl {
     result.lanes = thread_->stats();
     at(result.peak, Tier::hbm) = device_->peak_allocated();
     at(result.peak, Tier::dram) = store_->reserved(Tier::dram);
-    result.io = io_info_;
+    result.io = thread_->io_info();
     result.drives = thread_->drive_stats();
     result.store_notes = thread_->store_notes();
     result.direct = !result.drives.empty();
@@ -253,8 +251,14 @@ class EngineImpl {
         io, store_options(config_, layout_, plans_->engine.map, speeds_.drives));
     resumed_ = nvme->resumed();
     if (resumed_) trainer_state_ = resumed_->trainer;
-    io_info_ = io.info();
     return nvme;
+  }
+
+  // Something may still write to this memory when the thread says so: it is never freed.
+  void stop() {
+    if (thread_->stop()) return;
+    [[maybe_unused]] const auto* store_left = store_.release();
+    [[maybe_unused]] const auto* device_left = device_.release();
   }
 
   void with_homes(const std::function<void(HomeAccess&)>& task) {
@@ -285,9 +289,8 @@ class EngineImpl {
   std::unique_ptr<TraceSink> trace_;
   std::unique_ptr<AdamPool> adam_;
   std::unique_ptr<TensorStore> store_;
-  std::optional<CommitRecord> resumed_;  // written, as the next two, on the executor's thread while
+  std::optional<CommitRecord> resumed_;  // written, as the next, on the executor's thread while
   std::string trainer_state_;            // it starts
-  IoEngineInfo io_info_;
   std::optional<ExecutorThread> thread_;  // destroyed first
 
   std::uint64_t steps_ = 0;

@@ -171,6 +171,7 @@ void Executor::turn(Nanoseconds timeout) {
   for (const auto& result : results_) complete(result);
   for (const auto& completion : completions_) complete(completion);
   if (ports_.nvme.stuck()) fail(*ports_.nvme.stuck());
+  if (ports_.nvme.broken()) fail(*ports_.nvme.broken());
   retire_passes();
   // 3. Start what is ready.
   start_ready();
@@ -193,7 +194,7 @@ bool Executor::settle() {
     for (const auto& result : results_) complete(result);
     for (const auto& completion : completions_) complete(completion);
   }
-  if (owed_ == 0) return true;
+  if (owed_ == 0) return ports_.nvme.pending() == 0;
   // What is not stuck still ends.
   const auto deadline = steady_clock().now() + kLastWords;
   while (owed_ > ports_.nvme.pending() && steady_clock().now() < deadline) {

@@ -103,8 +103,8 @@ class Executor {
   // The phases of one round: collect completions (waiting up to `timeout` for one), act on them,
   // start what is ready, hand it to the kernel.
   void turn(Nanoseconds timeout);
-  // After a failure: waits for what the ports still owe. False when something never comes back: its
-  // memory must not be freed.
+  // After a failure: waits for what the ports still owe. False when something never comes back,
+  // be it a blocking call's: its memory must not be freed.
   bool settle();
 
   // The first error; sticky.

@@ -60,6 +60,8 @@ void ExecutorThread::loop(const MakeIo& make_io, const Open& open) {
   } catch (...) {
     executor.reset();
     nvme.reset();
+    // As below: what opening the store has asked for may never end.
+    if (io && io->pending() > 0) [[maybe_unused]] const auto* engine_left = io.release();
     io.reset();
     start(nullptr, std::current_exception());
     return;
@@ -79,6 +81,7 @@ void ExecutorThread::loop(const MakeIo& make_io, const Open& open) {
 }
 
 void ExecutorThread::publish(const Executor& executor) {
+  io_info_ = io_->info();
   drives_ = nvme_->stats();
   notes_ = nvme_->notes();
   failure_ = executor.failure();
@@ -167,6 +170,11 @@ void ExecutorThread::wait_until_idle() {
 
 void ExecutorThread::run_idle(const std::function<void(SegmentStore&)>& task) {
   perform([](Executor& executor) { return executor.idle(); }, [&](Executor&) { task(*nvme_); });
+}
+
+IoEngineInfo ExecutorThread::io_info() {
+  const std::lock_guard lock(mutex_);
+  return io_info_;
 }
 
 std::vector<DriveStats> ExecutorThread::drive_stats() {

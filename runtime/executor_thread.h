@@ -45,6 +45,7 @@ class ExecutorThread {
 
   PerLane<LaneStats> stats();
   // As of the last call that waited.
+  IoEngineInfo io_info();
   std::vector<DriveStats> drive_stats();
   std::vector<std::string> store_notes();
   // Throws the first failure, if there was one.
@@ -74,6 +75,7 @@ class ExecutorThread {
   std::exception_ptr error_;      // of start-up or of the action
   std::optional<Error> failure_;
   PerLane<LaneStats> stats_{};
+  IoEngineInfo io_info_;
   std::vector<DriveStats> drives_;
   std::vector<std::string> notes_;
   IoEngine* io_ = nullptr;        // for wake() only

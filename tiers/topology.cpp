@@ -2,16 +2,11 @@
 
 #include <hwloc.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <initializer_list>
@@ -19,7 +14,6 @@
 #include <sstream>
 #include <string_view>
 
-#include "terrace/error.h"
 
 namespace terrace {
 namespace {
@@ -121,68 +115,6 @@ void add_hardware(Topology& result) {
   result.cores = std::max(1, hwloc_bitmap_weight(cores.get()));
 }
 
-// A line of /proc/self/mountinfo: "36 35 98:0 /root /point options... - ext4 /dev/sda1 options".
-struct Mount {
-  std::string point;
-  std::string file_system;
-  std::string source;
-};
-
-// Spaces, tabs, newlines and backslashes are written as "\040".
-std::string unescaped(const std::string& text) {
-  std::string result;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '\\' && i + 3 < text.size()) {
-      result += static_cast<char>((text[i + 1] - '0') * 64 + (text[i + 2] - '0') * 8 +
-                                  (text[i + 3] - '0'));
-      i += 3;
-    } else {
-      result += text[i];
-    }
-  }
-  return result;
-}
-
-std::optional<Mount> parse_mount(const std::string& line) {
-  const auto dash = line.find(" - ");
-  if (dash == std::string::npos) return std::nullopt;
-  std::istringstream left(line.substr(0, dash));
-  std::istringstream right(line.substr(dash + 3));
-  Mount mount;
-  for (int field = 0; field < 5; ++field) left >> mount.point;
-  right >> mount.file_system >> mount.source;
-  mount.point = unescaped(mount.point);
-  return mount;
-}
-
-// What `path` is on: the longest mount point above it; of equal ones the last, which hides others.
-Mount mount_of(const fs::path& path, const std::string& root) {
-  std::ifstream file(root + "/proc/self/mountinfo");
-  Mount best;
-  for (std::string line; std::getline(file, line);) {
-    auto mount = parse_mount(line);
-    if (!mount || mount->point.size() < best.point.size()) continue;
-    const fs::path point = mount->point;
-    if (std::ranges::mismatch(point, path).in1 == point.end()) best = std::move(*mount);
-  }
-  return best;
-}
-
-// The drive's folder under /sys. Some file systems (btrfs) have device numbers of their own; there
-// the mount tells the device.
-fs::path drive_folder(dev_t number, const Mount& mount, const std::string& root) {
-  std::error_code error;
-  auto folder = fs::canonical(root + "/sys/dev/block/" + std::to_string(major(number)) + ":" +
-                                  std::to_string(minor(number)),
-                              error);
-  if (error && mount.source.starts_with("/dev/")) {
-    const auto device = fs::weakly_canonical(mount.source, error).filename();
-    folder = fs::canonical(root + "/sys/class/block/" + device.string(), error);
-  }
-  if (error) return {};
-  return fs::exists(folder / "partition", error) ? folder.parent_path() : folder;
-}
-
 }  // namespace
 
 Topology detect_topology(const std::string& root) {
@@ -229,29 +161,6 @@ std::optional<Bytes> available_memory(const std::string& root) {
   const auto machine = sum_in(root + "/proc/meminfo", {"MemAvailable:"});
   if (machine) lower_to(available, {*machine * kKiB});
   return available;
-}
-
-DriveFacts drive_facts(const std::string& directory, const std::string& root) {
-  struct stat status {};
-  struct statvfs space {};
-  if (::stat(directory.c_str(), &status) != 0 || ::statvfs(directory.c_str(), &space) != 0) {
-    throw Error(ErrorCode::io, "the directory " + directory + " cannot be used: " +
-                                   std::strerror(errno) + "; create it or name another one");
-  }
-  DriveFacts facts;
-  facts.free = {static_cast<std::uint64_t>(space.f_bavail) * space.f_frsize};
-  facts.size = {static_cast<std::uint64_t>(space.f_blocks) * space.f_frsize};
-  std::error_code error;
-  const auto mount = mount_of(fs::canonical(directory, error), root);
-  facts.file_system = mount.file_system;
-  const auto drive = drive_folder(status.st_dev, mount, root);
-  if (drive.empty()) return facts;
-  facts.device = drive.filename().string();
-  facts.model = first_line(drive / "device/model");
-  facts.scheduler = chosen(first_line(drive / "queue/scheduler"));
-  const auto rotational = first_line(drive / "queue/rotational");
-  if (!rotational.empty()) facts.rotational = rotational == "1";
-  return facts;
 }
 
 }  // namespace terrace

@@ -35,18 +35,4 @@ ControlGroupMemory control_group_memory(const std::string& root = "");
 // leave when that is less. Absent when unknown.
 std::optional<Bytes> available_memory(const std::string& root = "");
 
-// What the system tells of the drive behind a directory; empty or absent where it does not.
-struct DriveFacts {
-  std::string file_system;  // "ext4", "xfs", "tmpfs", ...
-  std::string device;       // "nvme0n1"; the whole drive, not the partition; "dm-0" for a volume
-  std::string model;
-  std::string scheduler;
-  std::optional<bool> rotational;
-  Bytes free;               // for this user
-  Bytes size;
-};
-
-// Throws Error(io) when the directory cannot be looked at.
-DriveFacts drive_facts(const std::string& directory, const std::string& root = "");
-
 }  // namespace terrace

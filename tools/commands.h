@@ -6,13 +6,14 @@
 
 namespace terrace::cli {
 
-// 0: done. 1: the answer is no (not identical, damaged, lost). 2: bad input or failure. 130:
-// interrupted.
+// 0: done. 1: the answer is no (not identical, damaged, lost, does not hide, changed). 2: bad input
+// or failure. 130: interrupted.
 struct ExitCode {
   int value = 0;
 };
 
 void add_info(CLI::App& app, ExitCode& code);
+void add_nvme(CLI::App& app, ExitCode& code);
 void add_plan(CLI::App& app, ExitCode& code);
 void add_store(CLI::App& app, ExitCode& code);
 void add_train(CLI::App& app, ExitCode& code);

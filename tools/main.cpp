@@ -11,6 +11,7 @@ int main(int argc, char** argv) {
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   terrace::cli::ExitCode code;
   terrace::cli::add_info(app, code);
+  terrace::cli::add_nvme(app, code);
   terrace::cli::add_plan(app, code);
   terrace::cli::add_train(app, code);
   terrace::cli::add_store(app, code);

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "terrace/error.h"
+#include "tools/nvme_tune.h"
 
 namespace terrace::cli {
 namespace {
@@ -99,6 +100,7 @@ Config TierOptions::config() const {
   }
   if (slots) config.store.slots = *slots;
   if (commit_interval) config.store.commit_interval = *commit_interval;
+  apply_tuned(config, has_aio_block(config_file));
   if (!segment.empty()) config.segment = parse_bytes(segment);
   if (!io_engine.empty()) config.io.kind = parse_io_engine(io_engine);
   if (adam_threads) config.adam_threads = *adam_threads;

@@ -37,7 +37,7 @@ struct TierOptions {
 
   void add(CLI::App& command);
   // The file's configuration with the flags over it. Directories that the file names too keep what
-  // it says about them.
+  // it says about them; what nothing says comes from the drive's tuned file (nvme_tune.h), if any.
   Config config() const;
 
  private:

@@ -7,6 +7,7 @@
 #include "runtime/engine_store.h"
 #include "runtime/planner.h"
 #include "terrace/error.h"
+#include "tiers/drive_facts.h"
 #include "tiers/topology.h"
 #include "tools/commands.h"
 #include "tools/options.h"

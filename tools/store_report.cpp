@@ -221,8 +221,7 @@ std::string records_text(const InspectedStore& store) {
     } else if (record.blank) {
       text += "blank";
     } else {
-      text += store.given_up(i) ? fmt::format("commit {}", record.spoiled)
-                                : "damaged: " + record.why_not;
+      text += "damaged: " + record.why_not;
     }
     if (store.given_up(i)) text += ": given up to the next commit";
     else if (!store.table_problem[i].empty()) text += ": " + store.table_problem[i];

@@ -83,7 +83,7 @@ struct AdamSlice {
   DType parameter_dtype = DType::fp32;
   std::uint64_t elements = 0;      // any number, any alignment of the element type
   DType momentum_dtype = DType::fp32;
-  // In bf16 a variance stops to shrink where 1 - beta2 is below 2^-9: the change is rounded away.
+  // In bf16 a variance stops shrinking where 1 - beta2 is below 2^-9: the change is rounded away.
   DType variance_dtype = DType::fp32;
   std::uint32_t group = 0;         // which of the scalars that come with it are its own
 };

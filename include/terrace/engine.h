@@ -173,7 +173,8 @@ class Engine {
   void drain();
 
   // Makes the present state durable now, whatever the commit interval, and waits for it. Between
-  // steps only. Throws Error(unavailable) without a store of two slots.
+  // steps only. Throws Error(unavailable) without a store of two slots. When the commit itself
+  // fails, as any other, the engine goes no further: a resume finds the newest step that is whole.
   void commit(const std::string& trainer_state = {});
   // The step at which this engine took over a store, and what its trainer had kept there.
   std::optional<std::uint64_t> resumed_step() const;

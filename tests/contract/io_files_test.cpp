@@ -129,13 +129,13 @@ TEST_P(IoFilesContract, CountsTheCapacityOfEachDrive) {
     EXPECT_EQ(engine_->file_info(files.back()).drive, drive);
   }
   std::uint64_t ticket = 0;
-  const auto read = [&](FileId file) {
-    return engine_->submit({{ticket++}, IoOperation::read, file, 0, buffer.data(), kPage});
+  const auto write = [&](FileId file) {
+    return engine_->submit({{ticket++}, IoOperation::write, file, 0, buffer.data(), kPage});
   };
-  while (ticket < 100'000 && read(files[0])) {
+  while (ticket < 100'000 && write(files[0])) {
   }
   ASSERT_LT(ticket, 100'000u);
-  EXPECT_TRUE(read(files[1]));
+  EXPECT_TRUE(write(files[1]));
   const auto completions = drain();
   EXPECT_EQ(completions.size(), ticket - 1);
   for (const auto& [key, completion] : completions) EXPECT_EQ(completion.error, 0) << key;

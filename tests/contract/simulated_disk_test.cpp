@@ -348,15 +348,21 @@ TEST_F(SimulatedDiskTest, IsSharedByThreads) {
           }
           error = completions.front().error;
         }
-      } catch (const Error&) {  // the power went before there was a file
+      } catch (const Error& error) {
+        ADD_FAILURE() << error.what();
       }
     });
   }
-  while (disk_->operations() < 1000) std::this_thread::yield();
+  start();
+  const auto all_at_work = [&] {
+    return engine_->exists("0") && engine_->exists("1") && engine_->exists("2");
+  };
+  while (disk_->operations() < 1000 || !all_at_work()) std::this_thread::yield();
   disk_->cut_power_at(1);
   for (auto& owner : owners) owner.join();
   disk_->restart(1);
-  EXPECT_TRUE(make_memory_engine(disk_)->exists("0"));
+  start();
+  EXPECT_TRUE(all_at_work());
 }
 
 }  // namespace

@@ -5,13 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <limits>
 #include <memory>
-#include <optional>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -19,19 +14,10 @@
 #include "terrace/adam.h"
 #include "terrace/clock.h"
 #include "terrace/error.h"
+#include "tests/unit/adam_slices.h"
 
 namespace terrace {
 namespace {
-
-using Random = std::mt19937_64;
-
-// TERRACE_SEED repeats a run.
-Random seeded() {
-  const char* given = std::getenv("TERRACE_SEED");
-  const std::uint64_t seed = given ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
-  return Random(seed);
-}
 
 std::uint64_t fnv(const void* data, std::size_t bytes) {
   std::uint64_t hash = 0xcbf29ce484222325U;

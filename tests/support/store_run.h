@@ -27,16 +27,23 @@ struct Spoil {
   Bytes slot_bytes{};
 };
 
+// A call as a fault engine counts them.
+struct TappedCall {
+  IoCall call = IoCall::open;
+  std::string path;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+
 // What a tap saw. Read between runs.
 struct TapState {
   std::atomic<std::uint64_t> flushes = 0;  // that have ended well
+  std::vector<TappedCall> calls;
 };
 
-// Any engine, watched and, on request, broken in the ways that a store must not survive.
-class TapEngine final : public IoEngine {
+class ForwardingEngine : public IoEngine {
  public:
-  TapEngine(std::unique_ptr<IoEngine> engine, std::shared_ptr<TapState> state, Spoil spoil)
-      : engine_(std::move(engine)), state_(std::move(state)), spoil_(spoil) {}
+  explicit ForwardingEngine(std::unique_ptr<IoEngine> engine) : engine_(std::move(engine)) {}
 
   IoEngineInfo info() const override { return engine_->info(); }
   FileId open(const IoFileOptions& options) override { return engine_->open(options); }
@@ -46,6 +53,32 @@ class TapEngine final : public IoEngine {
   IoFileInfo file_info(FileId file) const override { return engine_->file_info(file); }
   void register_buffers(std::span<const std::span<std::byte>> buffers) override {
     engine_->register_buffers(buffers);
+  }
+  bool submit(const IoRequest& request) override { return engine_->submit(request); }
+  void flush() override { engine_->flush(); }
+  std::size_t pending() const override { return engine_->pending(); }
+  std::size_t reap(std::vector<Completion>& completions, Nanoseconds timeout) override {
+    return engine_->reap(completions, timeout);
+  }
+  void wake() override { engine_->wake(); }
+
+ protected:
+  const std::unique_ptr<IoEngine> engine_;
+};
+
+// Any engine, watched and, on request, broken in the ways that a store must not survive.
+class TapEngine final : public ForwardingEngine {
+ public:
+  TapEngine(std::unique_ptr<IoEngine> engine, std::shared_ptr<TapState> state, Spoil spoil)
+      : ForwardingEngine(std::move(engine)), state_(std::move(state)), spoil_(spoil) {}
+
+  FileId open(const IoFileOptions& options) override {
+    state_->calls.push_back({IoCall::open, options.path});
+    return engine_->open(options);
+  }
+  void remove(const std::string& path) override {
+    state_->calls.push_back({IoCall::remove, path});
+    engine_->remove(path);
   }
   bool submit(const IoRequest& request) override {
     IoRequest inner = request;
@@ -59,9 +92,13 @@ class TapEngine final : public IoEngine {
     }
     if (!engine_->submit(inner)) return false;
     if (request.operation == IoOperation::flush) ++flushing_[request.ticket.value];
+    const auto call = request.operation == IoOperation::read    ? IoCall::read
+                      : request.operation == IoOperation::write ? IoCall::write
+                                                                : IoCall::flush;
+    state_->calls.push_back(
+        {call, engine_->file_info(request.file).path, request.offset, request.bytes});
     return true;
   }
-  void flush() override { engine_->flush(); }
   std::size_t pending() const override { return engine_->pending() + ended_.size(); }
   std::size_t reap(std::vector<Completion>& completions, Nanoseconds timeout) override {
     const auto first = completions.size();
@@ -77,7 +114,6 @@ class TapEngine final : public IoEngine {
     ended_.clear();
     return completions.size() - first;
   }
-  void wake() override { engine_->wake(); }
 
  private:
   bool in_second_slot(const IoRequest& request) const {
@@ -87,7 +123,6 @@ class TapEngine final : public IoEngine {
            request.offset < (spoil_.second_slot + spoil_.slot_bytes).count;
   }
 
-  std::unique_ptr<IoEngine> engine_;
   const std::shared_ptr<TapState> state_;
   const Spoil spoil_;
   std::map<std::uint64_t, int> flushing_;  // by ticket, which is free again when it has ended
@@ -163,44 +198,58 @@ struct RunOptions {
   bool drain = false;    // after each step: its commit is over before the next begins
   bool compare = true;   // bits at the beginning and the end
   std::uint64_t commit_after = 0;  // asks for a commit after this step, and goes on if it fails
+  Nanoseconds linger{0};           // after an error, before the engine goes
 };
 
-// Trains from where the store stands to the course's end.
+// From where the store stands to the course's end.
+inline void train(Engine& engine, const Course& course, const RunOptions& options,
+                  Observed& seen) {
+  const auto compare = [&] {
+    if (!options.compare || !seen.wrong.empty()) return;
+    seen.wrong = difference(engine, course.after.at(engine.steps()), course.mlp.dtype);
+  };
+  compare();
+  if (seen.resumed && engine.trainer_state() != Course::kept(*seen.resumed)) {
+    seen.wrong = "the trainer's state is not that of step " + std::to_string(*seen.resumed);
+  }
+  for (auto s = engine.steps() + 1; s <= course.steps; ++s) {
+    train_step(engine, course.mlp, Course::rate(s), s, [&](const StepReport& report) {
+      seen.finishing = report.step;
+      return Course::kept(report.step);
+    });
+    if (options.drain) engine.drain();
+    if (s != options.commit_after) continue;
+    try {
+      engine.commit(Course::kept(s));
+    } catch (const Error& error) {
+      seen.error = error;
+    }
+  }
+  engine.drain();
+  compare();
+  seen.notes = engine.stats().store_notes;
+}
+
 inline Observed run(const Course& course, const IoFactory& make_io, const RunOptions& options) {
   Observed seen;
+  std::optional<Engine> engine;
   try {
     EnginePorts ports;
     ports.speeds = Speeds{};
     ports.io_engine = make_io;
-    Engine engine(course.config, course.mlp.spec(), initialize, std::move(ports));
+    engine.emplace(course.config, course.mlp.spec(), initialize, std::move(ports));
     seen.created = true;
-    seen.resumed = engine.resumed_step();
-    const auto compare = [&] {
-      if (!options.compare || !seen.wrong.empty()) return;
-      seen.wrong = difference(engine, course.after.at(engine.steps()), course.mlp.dtype);
-    };
-    compare();
-    if (seen.resumed && engine.trainer_state() != Course::kept(*seen.resumed)) {
-      seen.wrong = "the trainer's state is not that of step " + std::to_string(*seen.resumed);
-    }
-    for (auto s = engine.steps() + 1; s <= course.steps; ++s) {
-      train_step(engine, course.mlp, Course::rate(s), s, [&](const StepReport& report) {
-        seen.finishing = report.step;
-        return Course::kept(report.step);
-      });
-      if (options.drain) engine.drain();
-      if (s != options.commit_after) continue;
-      try {
-        engine.commit(Course::kept(s));
-      } catch (const Error& error) {
-        seen.error = error;
-      }
-    }
-    engine.drain();
-    compare();
-    seen.notes = engine.stats().store_notes;
+    seen.resumed = engine->resumed_step();
+    train(*engine, course, options, seen);
   } catch (const Error& error) {
-    seen.error = error;
+    if (!seen.error) seen.error = error;
+  }
+  if (!seen.error || !engine || options.linger.count() == 0) return seen;
+  steady_clock().sleep_until(steady_clock().now() + options.linger);
+  try {
+    engine->drain();
+    seen.wrong = "the engine has forgotten its error";
+  } catch (const Error&) {
   }
   return seen;
 }

@@ -11,11 +11,13 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cpu_adam/cpu_set.h"
 #include "terrace/adam.h"
 #include "terrace/error.h"
+#include "tests/unit/adam_slices.h"
 
 namespace terrace {
 namespace {
@@ -85,6 +87,22 @@ TEST(AdamPool, CompletesInOrderAndReports) {
     if (i > 0) {
       EXPECT_GE(completions[i].start, completions[i - 1].end);
     }
+  }
+}
+
+TEST(AdamPool, EveryDtypeIsCutWhereItsElementsAre) {
+  auto random = seeded();
+  const auto pool = make_adam_pool({.threads = 2});
+  for (auto layout : dtype_tuples()) {
+    layout.elements = 1000 + random() % 1000;
+    layout.misalignment = random() % Fenced::kFence;
+    Slice actual(layout, random);
+    Slice expected = actual;
+    expected.update_as_specified(scalars());
+    AdamRun run{.whole = actual.view(), .updated = {{0, layout.elements}}, .tile = 101};
+    pool->submit({1}, scalars(), std::move(run));
+    EXPECT_EQ(pool->wait().front().bytes, layout.elements * adam_bytes_per_element(actual.view()));
+    EXPECT_TRUE(actual == expected && actual.fences_stand()) << to_string(layout);
   }
 }
 

@@ -1,0 +1,119 @@
+#include "tools/nvme_fio.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "terrace/error.h"
+#include "tools/child_process.h"
+
+namespace terrace::cli {
+namespace {
+
+using bench::Pattern;
+
+constexpr double kStartSeconds = 10;  // beyond its run, before it counts as hung
+
+const char* mode_of(Pattern pattern) {
+  switch (pattern) {
+    case Pattern::read: return "read";
+    case Pattern::overwrite: return "write";
+    case Pattern::mix: return "rw";
+    default: return "";
+  }
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+// Warnings may stand before the JSON.
+FioRun parse(const std::string& output) {
+  const auto begin = output.find('{');
+  const auto report =
+      nlohmann::json::parse(begin == std::string::npos ? output : output.substr(begin));
+  const auto& job = report.at("jobs").at(0);
+  FioRun run;
+  double bytes = 0;
+  double seconds = 0;
+  for (const char* direction : {"read", "write"}) {
+    bytes += job.at(direction).at("io_bytes").get<double>();
+    seconds = std::max(seconds, job.at(direction).at("runtime").get<double>() * 1e-3);
+  }
+  if (bytes <= 0 || seconds <= 0) throw Error(ErrorCode::unavailable, "fio moved nothing");
+  run.gb_s = bytes / seconds * 1e-9;
+  const double cpu = (job.at("usr_cpu").get<double>() + job.at("sys_cpu").get<double>()) / 100;
+  run.cpu_seconds_per_gb = cpu * seconds / (bytes * 1e-9);
+  return run;
+}
+
+}  // namespace
+
+Fio::Fio() : program_(find_program("fio")) {
+  if (program_.empty()) {
+    throw Error(ErrorCode::unavailable,
+                "--fio needs fio, which is not in PATH: install it (apt-get install fio, dnf "
+                "install fio) or leave --fio out");
+  }
+  const auto result = run_child({program_, "--version"}, from_seconds(kStartSeconds));
+  version_ = first_line(result.output);
+  if (result.status != 0 || result.timed_out) {
+    throw Error(ErrorCode::unavailable, program_ +
+                                            " --version failed: " + first_line(result.errors) +
+                                            "; mend it or leave --fio out");
+  }
+}
+
+bool Fio::can(Pattern pattern) { return *mode_of(pattern) != '\0'; }
+
+std::vector<std::string> Fio::arguments(const bench::Cell& cell, const std::string& path,
+                                        std::uint64_t bytes, double seconds) {
+  std::vector<std::string> result{"fio",
+                                  "--name=terrace",
+                                  "--filename=" + path,
+                                  "--rw=" + std::string(mode_of(cell.pattern)),
+                                  fmt::format("--bs={}", cell.block_bytes),
+                                  fmt::format("--iodepth={}", cell.depth),
+                                  fmt::format("--size={}", bytes),
+                                  fmt::format("--runtime={}ms", static_cast<int>(seconds * 1000)),
+                                  "--time_based",
+                                  "--ioengine=io_uring",
+                                  "--direct=1",
+                                  "--fixedbufs=1",
+                                  "--registerfiles=1",
+                                  "--thread",  // as we do, and gone at once when killed
+                                  "--invalidate=0",
+                                  "--allow_file_create=0",
+                                  "--output-format=json"};
+  if (cell.pattern == Pattern::mix) result.emplace_back("--rwmixread=50");
+  return result;
+}
+
+FioRun Fio::run(const bench::Cell& cell, const std::string& path, std::uint64_t bytes,
+                double seconds) const {
+  auto command = arguments(cell, path, bytes, seconds);
+  command.front() = program_;
+  const auto result = run_child(command, from_seconds(seconds + kStartSeconds));
+  const auto failure = [&](const std::string& why) {
+    return Error(ErrorCode::unavailable,
+                 "fio failed (" + why +
+                     "): " + first_line(result.errors.empty() ? result.output : result.errors) +
+                     "; try " + command_text(command));
+  };
+  if (result.timed_out) throw failure("it hung");
+  if (result.status != 0) throw failure("exit status " + std::to_string(result.status));
+  try {
+    return parse(result.output);
+  } catch (const nlohmann::json::exception&) {
+    throw failure("its report could not be read");
+  }
+}
+
+std::string command_text(const std::vector<std::string>& arguments) {
+  std::string text;
+  for (const auto& argument : arguments) {
+    const bool plain = argument.find_first_of(" \t'\"$\\;&|<>()*?") == std::string::npos;
+    text += (text.empty() ? "" : " ") + (plain ? argument : "'" + argument + "'");
+  }
+  return text;
+}
+
+}  // namespace terrace::cli
