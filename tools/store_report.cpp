@@ -61,15 +61,15 @@ std::string hint(const FoundStore& store, const StoreDamage& damage) {
 }
 
 std::string damage_text(const FoundStore& store, const StoreDamage& damage) {
-  auto text = fmt::format("damage: drive {}, {}, offset {}, {} bytes: {}: {}\n",
+  auto text = fmt::format("damaged: drive {}, {}, offset {}, {} bytes: {}: {}\n",
                           number(store.drives[damage.drive]), store.drives[damage.drive].path,
                           damage.extent.offset.count, damage.extent.size.count, which(damage),
                           damage.why);
   if (damage.place == StorePlace::segment && !damage.unreadable) {
-    text += fmt::format("        checksum {} is expected, {} found\n", damage.expected,
+    text += fmt::format("         checksum {} is expected, {} found\n", damage.expected,
                         damage.found);
   }
-  if (const auto more = hint(store, damage); !more.empty()) text += "        " + more + "\n";
+  if (const auto more = hint(store, damage); !more.empty()) text += "         " + more + "\n";
   return text;
 }
 

@@ -211,7 +211,7 @@ def data(place, file, drive):
             expect_damage(place, file, set(), ["sound: --resume continues at step 4"], 0)
     with file.flip(layout["slot"][0], 2 * shown["share_bytes"]):
         checked = expect_damage(place, file, {("segment", None)},
-                                [r"damage: [^\n]*\n", "GB/s\\): \\d+ of"])
+                                [r"damaged: [^\n]*\n", "GB/s\\): \\d+ of"])
         expect(checked["damaged"] == shown["segments"] and checked["older"]["sound"] ==
                checked["older"]["segments"] - shown["segments"], "all of the drive's", None)
 
