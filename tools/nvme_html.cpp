@@ -243,7 +243,7 @@ std::string html_report(const BenchResult& result, const std::string& json) {
   for (const auto& drive : result.drives) drive_part(out, drive);
   std::string data = json;  // inside a script element only its end has a meaning
   for (auto at = data.find("</"); at != std::string::npos; at = data.find("</", at + 3)) {
-    data.insert(at + 1, "\\");
+    data.replace(at, 2, "<\\/");
   }
   fmt::format_to(
       out, "<script type=\"application/json\" id=\"result\">\n{}</script>\n</body></html>\n", data);
