@@ -42,20 +42,6 @@ OpenedStore open_durable(IoEngine& io, const StoreOptions& options) {
   return opened;
 }
 
-// What to do about a transfer that failed.
-const char* remedy(int error) {
-  switch (error) {
-    case ENOSPC: return "free space on that file system";
-    case EDQUOT: return "raise the quota of that file system";
-    case EFBIG: return "raise the file size limit (ulimit -f)";
-    case ENODATA: return "the file was cut short: see who did, and `terrace store verify`";
-    case EROFS: return "mount that file system writable";
-    case EINTR:
-    case EAGAIN: return "it makes no progress: see the kernel's log, or choose another I/O engine";
-    default: return "see the kernel's log: the drive or the way to it is at fault";
-  }
-}
-
 }  // namespace
 
 SegmentStore::SegmentStore(IoEngine& io, StoreOptions options)
@@ -319,7 +305,7 @@ void SegmentStore::fail(const Piece& piece, int error) {
                        io_.file_info(piece.request.file).path + " on drive " +
                        std::to_string(piece.drive) + " (" +
                        options_.drives[piece.drive].directory + ") failed: " +
-                       std::strerror(error) + "; " + remedy(error);
+                       std::strerror(error) + "; " + transfer_remedy(error);
   if (piece.purpose != Purpose::data) {
     operation.message += ". This step or the last one committed counts: continue with --resume";
   }

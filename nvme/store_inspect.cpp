@@ -84,6 +84,20 @@ void read_table(BlockingIo& io, FileId file, const StoreGeometry& geometry, std:
 // ---- blocking calls
 
 // The memory is this class's: when the operation never ends, it is never freed.
+const char* transfer_remedy(int error) {
+  switch (error) {
+    case ENOSPC: return "free space on that file system";
+    case EDQUOT: return "raise the quota of that file system";
+    case EFBIG: return "raise the file size limit (ulimit -f)";
+    case ENODATA: return "the file was cut short: see who did, and `terrace store verify`";
+    case ECANCELED: return "raise the limit of processes (ulimit -u), or choose another I/O engine";
+    case EROFS: return "mount that file system writable";
+    case EINTR:
+    case EAGAIN: return "it makes no progress: see the kernel's log, or choose another I/O engine";
+    default: return "see the kernel's log: the drive or the way to it is at fault";
+  }
+}
+
 void BlockingIo::run(IoOperation operation, FileId file, Bytes offset, PageBuffer& buffer) {
   const auto failed = [&](const std::string& why) {
     const char* what = operation == IoOperation::read    ? "reading "
@@ -106,9 +120,11 @@ void BlockingIo::run(IoOperation operation, FileId file, Bytes offset, PageBuffe
                  std::to_string(to_seconds(patience_)) + " s; see the kernel's log");
   }
   const auto& done = completions.front();
-  if (done.error != 0) throw failed(std::strerror(done.error));
+  if (done.error != 0) {
+    throw failed(std::string(std::strerror(done.error)) + "; " + transfer_remedy(done.error));
+  }
   if (operation != IoOperation::flush && done.bytes != buffer.size()) {
-    throw failed("it was cut short");
+    throw failed(std::string("it was cut short; ") + transfer_remedy(EIO));
   }
 }
 

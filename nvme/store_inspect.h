@@ -15,6 +15,9 @@ namespace terrace {
 
 inline constexpr Nanoseconds kPatience = std::chrono::seconds(60);
 
+// What to do about a transfer that failed with this errno value.
+const char* transfer_remedy(int error);
+
 // Blocking calls on whole pages of any memory, while nothing else is in flight; each throws
 // Error(io) that names path, offset and bytes. When an operation has not ended after `patience`,
 // it throws too, and the operation goes on: the engine has it pending for ever, so that neither the

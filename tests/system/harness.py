@@ -333,7 +333,7 @@ def settle_complaints():
 
 # An I/O error's message: where, and what helps.
 WHERE = (r"(terrace\S*\.store|/proc/\d+/fd/\d+)", r"offset \d+", r"\d+ bytes",
-         r"(; |\. )\S.*\b(--\w+|free|raise|name|see|make|mount|run|choose|check|repair|replace)\b")
+         r"(; |\. )(.* )?(--\w+|(free|raise|name|see|make|mount|run|choose|check|repair|replace)\b)")
 
 
 def right_or_named(result, reference, *words):
