@@ -13,6 +13,7 @@
 #include <cmath>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -135,6 +136,7 @@ class TbbAdamPool final : public AdamPool {
   void drive() {
     ::pthread_setname_np(::pthread_self(), "terrace-adam");
     ::prctl(PR_SET_TIMERSLACK, 1UL);  // wake up at the deadline, not the usual 50 us after it
+    alone_ = threads_ > 1 && !workers_start();
     for (;;) {
       std::unique_lock lock(mutex_);
       filled_.wait(lock, [&] { return stop_ || !entries_.empty(); });
@@ -154,13 +156,27 @@ class TbbAdamPool final : public AdamPool {
     }
   }
 
+  // oneTBB starts its workers when they are first needed and throws when the system has no more
+  // threads for this process: then this thread does all work.
+  bool workers_start() {
+    try {
+      arena_.execute([&] {
+        tbb::parallel_for(tbb::blocked_range<int>(0, 64 * threads_), [](const auto&) {},
+                          tbb::simple_partitioner());
+      });
+    } catch (const std::exception&) {
+      return false;
+    }
+    return true;
+  }
+
   // The pacer counts from the submission, not from when this thread woke up for it: being late is
   // made up by the next job.
   Completion run(const Entry& entry) {
     const AdamJob& job = *entry.job;
     const auto start = steady_clock().now();
     const auto tiles = job.tiles();
-    if (threads_ == 1 || tiles <= 1) {
+    if (threads_ == 1 || tiles <= 1 || alone_) {
       for (std::uint64_t tile = 0; tile < tiles; ++tile) job.work(tile);
     } else {
       work_in_parallel(job, tiles);
@@ -197,6 +213,7 @@ class TbbAdamPool final : public AdamPool {
   tbb::task_arena arena_;
   std::optional<Binder> binder_;         // empty: workers are not bound
   Pacer pacer_;                          // the driver's
+  bool alone_ = false;                   // the driver's: there are no workers
   const AdamJob* shared_job_ = nullptr;  // the driver's; workers read it once they saw open_tiles_
   // Proves that every tile was worked on, and hands the memory to the workers and back in a way
   // that ThreadSanitizer understands: it cannot look into TBB.

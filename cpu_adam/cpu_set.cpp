@@ -50,8 +50,8 @@ std::string CpuSet::list() const {
     if (!has(first)) continue;
     int last = first;
     while (has(last + 1)) ++last;
-    text += (text.empty() ? "" : ",") + std::to_string(first);
-    if (last > first) text += "-" + std::to_string(last);
+    text.append(text.empty() ? "" : ",").append(std::to_string(first));
+    if (last > first) text.append("-").append(std::to_string(last));
     first = last;
   }
   return text;

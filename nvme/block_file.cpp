@@ -1,9 +1,13 @@
 #include "nvme/block_file.h"
 
 #include <fcntl.h>
+#include <linux/fs.h>
+#include <linux/magic.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -152,6 +156,7 @@ BlockFile::BlockFile(const IoFileOptions& options) {
   } else {
     check_kept_free(options);
     create(options);
+    ask_in_place();
   }
   try {
     if (options.direct) ask_direct(options.path);
@@ -248,8 +253,23 @@ bool BlockFile::set_direct(bool on) {
   return ::fcntl(descriptor_, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
 }
 
+// Btrfs sends direct transfers of a file with checksums of its own through the page cache, and
+// copies what is overwritten, for which a full drive has no space. Ours need neither. Elsewhere the
+// flag is refused or means nothing.
+void BlockFile::ask_in_place() {
+  int flags = 0;
+  if (::ioctl(descriptor_, FS_IOC_GETFLAGS, &flags) != 0) return;
+  flags |= FS_NOCOW_FL;
+  ::ioctl(descriptor_, FS_IOC_SETFLAGS, &flags);
+}
+
 // Direct I/O, and what it wants of offset, length and address.
 void BlockFile::ask_direct(const std::string& path) {
+  struct statfs system {};
+  if (::fstatfs(descriptor_, &system) == 0 && system.f_type == TMPFS_MAGIC) {
+    info_.direct_note = "the file lies in RAM (tmpfs)";
+    return;
+  }
   info_.direct = set_direct(true);
   if (!info_.direct && errno != EINVAL) throw failure("asking for O_DIRECT on", path, errno);
 #ifdef STATX_DIOALIGN

@@ -36,6 +36,7 @@ class BlockFile {
   void make(const IoFileOptions& options);
   void find(const IoFileOptions& options);
   void measure(const IoFileOptions& options);
+  void ask_in_place();
   void ask_direct(const std::string& path);
   void reserve(const IoFileOptions& options);
   void probe_direct(const IoFileOptions& options);

@@ -42,6 +42,20 @@ OpenedStore open_durable(IoEngine& io, const StoreOptions& options) {
   return opened;
 }
 
+// What to do about a transfer that failed.
+const char* remedy(int error) {
+  switch (error) {
+    case ENOSPC: return "free space on that file system";
+    case EDQUOT: return "raise the quota of that file system";
+    case EFBIG: return "raise the file size limit (ulimit -f)";
+    case ENODATA: return "the file was cut short: see who did, and `terrace store verify`";
+    case EROFS: return "mount that file system writable";
+    case EINTR:
+    case EAGAIN: return "it makes no progress: see the kernel's log, or choose another I/O engine";
+    default: return "see the kernel's log: the drive or the way to it is at fault";
+  }
+}
+
 }  // namespace
 
 SegmentStore::SegmentStore(IoEngine& io, StoreOptions options)
@@ -305,9 +319,9 @@ void SegmentStore::fail(const Piece& piece, int error) {
                        io_.file_info(piece.request.file).path + " on drive " +
                        std::to_string(piece.drive) + " (" +
                        options_.drives[piece.drive].directory + ") failed: " +
-                       std::strerror(error);
+                       std::strerror(error) + "; " + remedy(error);
   if (piece.purpose != Purpose::data) {
-    operation.message += "; this step or the last one committed counts: continue with --resume";
+    operation.message += ". This step or the last one committed counts: continue with --resume";
   }
 }
 
@@ -352,7 +366,7 @@ void SegmentStore::watch() {
       if (idle[i] || pieces_[i].drive != d) continue;
       fail(pieces_[i], ETIMEDOUT);
       stuck_ = Error(ErrorCode::io, operations_[pieces_[i].operation].message +
-                                        ": nothing on this drive has ended for " +
+                                        ". It makes no progress: nothing there has ended for " +
                                         std::to_string(to_seconds(options_.patience)) +
                                         " s; see the kernel's log, and continue with --resume "
                                         "when the drive answers");

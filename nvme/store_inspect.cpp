@@ -140,6 +140,12 @@ const Superblock* InspectedStore::sound() const {
   return nullptr;
 }
 
+bool InspectedStore::given_up(std::size_t i) const {
+  const auto& own = record[i].record;
+  const auto& other = record[1 - i].record;
+  return own && other && !committed(i) && other->generation > own->generation;
+}
+
 bool InspectedStore::at_first_commit() const {
   constexpr std::uint64_t kFirst = 1;
   return std::all_of(std::begin(record), std::end(record), [](const DecodedRecord& found) {

@@ -48,6 +48,8 @@ struct InspectedStore {
   const Superblock* sound() const;
   bool committed(std::size_t i) const { return record[i].record && table_problem[i].empty(); }
   bool any_commit() const { return committed(0) || committed(1); }
+  // The next commit has begun to overwrite what an older record speaks of.
+  bool given_up(std::size_t i) const;
   // Nothing was ever committed here, or nothing but the very first commit.
   bool at_first_commit() const;
 };

@@ -60,7 +60,8 @@ std::string remedy(int error) {
 
 Error refused(const std::string& what, int error) {
   return {ErrorCode::unavailable,
-          what + " is refused (" + std::strerror(error) + "): " + remedy(error)};
+          what + " is refused (" + std::strerror(error) + "): " + remedy(error) +
+              ", or choose the I/O engine \"threads\""};
 }
 
 // The ring and its eventfd. Thread rule: the engine's owner; only wake() from any thread.

@@ -57,9 +57,14 @@ EngineImpl::EngineImpl(const Config& config, const ModelSpec& model,
                          : measure_speeds(config_, model.gradient_dtype, model.parameter_dtype);
   const auto durability = durability_of(config, speeds_.drives);
   const auto budget = budgets_of(config, *device_, durability.weights);
-  plans_.emplace(plan_engine({layout_, budget, config.placement, speeds_.speeds,
-                              config.sub_group_elements, config.prefetch_elements,
-                              durability}));
+  try {
+    plans_.emplace(plan_engine({layout_, budget, config.placement, speeds_.speeds,
+                                config.sub_group_elements, config.prefetch_elements,
+                                durability}));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::out_of_budget || config.budget.nvme) throw;
+    throw Error(error.code(), error.what() + free_text(config.nvme));
+  }
   const auto& map = plans_->engine.map;
   trace_ = std::move(ports.trace);
   if (!trace_ && !config.trace.empty()) trace_ = make_trace_writer(config.trace);

@@ -152,6 +152,14 @@ Bytes free_on_drives(const std::vector<NvmeConfig>& drives,
   return {static_cast<std::uint64_t>(least)};
 }
 
+std::string free_text(const std::vector<NvmeConfig>& drives) {
+  std::string text;
+  for (const auto& drive : drives) {
+    text += "\nFree in " + drive.path + ": " + to_string(free_in(drive)) + ".";
+  }
+  return text;
+}
+
 DurabilityInput durability_of(const Config& config, const std::vector<DriveSpeed>& drives) {
   DurabilityInput durability;
   durability.two_slots = !config.nvme.empty() && config.store.slots == 2;

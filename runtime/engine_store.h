@@ -22,6 +22,9 @@ void check_config(const Config& config);
 Bytes free_on_drives(const std::vector<NvmeConfig>& drives,
                      const std::vector<std::uint32_t>& weights);
 
+// What a plan that did not fit is to say about the drives: what is free on each.
+std::string free_text(const std::vector<NvmeConfig>& drives);
+
 DurabilityInput durability_of(const Config& config, const std::vector<DriveSpeed>& drives);
 
 // The store of a plan. `layout` and `map` must outlive the options.

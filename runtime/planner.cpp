@@ -310,9 +310,10 @@ class Planner {
     const Bytes budget = at(budget_, Tier::nvme);
     if (need <= budget) return;
     throw Error(ErrorCode::out_of_budget,
-                "the nvme budget of " + exact(budget) + " is " + exact(need - budget) +
-                    " too small for a store that survives: optimizer_state " + exact(states) +
-                    " in two slots, with tables and spares, take " + exact(need) +
+                "the nvme budget of " + exact(budget) +
+                    " is too small for a store that survives: optimizer_state " + exact(states) +
+                    " in two slots, with tables and spares, take " + exact(need) + ": missing " +
+                    exact(need - budget) +
                     ".\nRaise the nvme budget, or keep one slot (--slots 1): then only what does "
                     "not fit elsewhere goes to nvme, and nothing survives the run.");
   }

@@ -1,5 +1,6 @@
 // terrace: one binary, sub-commands.
 #include <exception>
+#include <system_error>
 
 #include <fmt/core.h>
 
@@ -20,6 +21,13 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     const int result = app.exit(error);
     return result == 0 ? 0 : 2;
+  } catch (const std::system_error& error) {
+    const bool threads = error.code() == std::errc::resource_unavailable_try_again;
+    fmt::print(stderr, "terrace: {}{}\n", error.what(),
+               threads ? ": no more threads may be started; raise the limit of processes "
+                         "(ulimit -u)"
+                       : "");
+    return 2;
   } catch (const std::exception& error) {
     fmt::print(stderr, "terrace: {}\n", error.what());
     return 2;

@@ -193,7 +193,8 @@ void verdict_part(Out out, const BenchResult& result) {
   };
   for (const auto& model : result.verdicts) {
     const auto& verdict = model.verdict;
-    std::string says = "hides beneath " + duration_text(verdict.seconds_to_hide) + " of compute";
+    std::string says =
+        fmt::format("hides beneath {} of compute", duration_text(verdict.seconds_to_hide));
     if (verdict.hides) {
       says = *verdict.hides ? "hides" : fmt::format("needs {} such drives", *verdict.drives_needed);
     }
@@ -225,7 +226,7 @@ void together_part(Out out, const BenchResult& result) {
   fmt::format_to(out, "</table>\n");
   for (const auto& uplink : together.uplinks) {
     std::string names;
-    for (const auto i : uplink.drives) names += " " + result.drives[i].directory;
+    for (const auto i : uplink.drives) names.append(" ").append(result.drives[i].directory);
     fmt::format_to(out, "<p class=\"no\">These share an uplink of about {:.2f} GB/s:{}</p>\n",
                    uplink.gb_s, escaped(names));
   }
@@ -242,7 +243,7 @@ std::string html_report(const BenchResult& result, const std::string& json) {
   for (const auto& drive : result.drives) drive_part(out, drive);
   std::string data = json;  // inside a script element only its end has a meaning
   for (auto at = data.find("</"); at != std::string::npos; at = data.find("</", at + 3)) {
-    data.insert(at + 1, "\\");
+    data.replace(at, 2, "<\\/");
   }
   fmt::format_to(
       out, "<script type=\"application/json\" id=\"result\">\n{}</script>\n</body></html>\n", data);

@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
@@ -35,6 +36,24 @@ struct StoreCommand {
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
     command.add_option("--io", io_engine, "auto, io_uring or threads");
     command.add_flag("--json", json, "print numbers as JSON");
+  }
+
+  // A store's file stands for its directory.
+  void tidy() {
+    std::vector<std::filesystem::path> seen;
+    for (auto& directory : directories) {
+      std::filesystem::path path = directory;
+      if (path.filename() == "terrace.store" && std::filesystem::is_regular_file(path)) {
+        path = path.has_parent_path() ? path.parent_path() : ".";
+      }
+      directory = path.string();
+      const auto canonical = std::filesystem::weakly_canonical(path);
+      if (std::find(seen.begin(), seen.end(), canonical) != seen.end()) {
+        throw Error(ErrorCode::invalid_argument,
+                    directory + " is named twice; name each drive once");
+      }
+      seen.push_back(canonical);
+    }
   }
 
   std::unique_ptr<IoEngine> engine() const {
@@ -129,7 +148,10 @@ void add_store(CLI::App& app, ExitCode& code) {
     auto* command = group->add_subcommand(name, what);
     auto options = std::make_shared<StoreCommand>();
     options->add(*command);
-    command->callback([options, function, &code] { code.value = function(*options); });
+    command->callback([options, function, &code] {
+      options->tidy();
+      code.value = function(*options);
+    });
   };
   add("verify", "read all of it and compare every checksum; exit code 1: damaged", verify);
   add("show", "what it holds: model, step, drives, commits; works while a run uses it", show);

@@ -61,15 +61,15 @@ std::string hint(const FoundStore& store, const StoreDamage& damage) {
 }
 
 std::string damage_text(const FoundStore& store, const StoreDamage& damage) {
-  auto text = fmt::format("damage: drive {}, {}, offset {}, {} bytes: {}: {}\n",
+  auto text = fmt::format("damaged: drive {}, {}, offset {}, {} bytes: {}: {}\n",
                           number(store.drives[damage.drive]), store.drives[damage.drive].path,
                           damage.extent.offset.count, damage.extent.size.count, which(damage),
                           damage.why);
   if (damage.place == StorePlace::segment && !damage.unreadable) {
-    text += fmt::format("        checksum {} is expected, {} found\n", damage.expected,
+    text += fmt::format("         checksum {} is expected, {} found\n", damage.expected,
                         damage.found);
   }
-  if (const auto more = hint(store, damage); !more.empty()) text += "        " + more + "\n";
+  if (const auto more = hint(store, damage); !more.empty()) text += "         " + more + "\n";
   return text;
 }
 
@@ -214,19 +214,17 @@ std::string records_text(const InspectedStore& store) {
   for (std::size_t i = 0; i < 2; ++i) {
     const auto& record = store.record[i];
     text += fmt::format("  record {}: ", i);
-    if (!record.record) {
-      text += (record.blank ? "blank" : "damaged: " + record.why_not) + "\n";
-      continue;
+    if (record.record) {
+      text += fmt::format("commit {} of step {}, {}, table {}", record.record->generation,
+                          record.record->step, time_text(record.record->unix_time),
+                          record.record->table);
+    } else if (record.blank) {
+      text += "blank";
+    } else {
+      text += "damaged: " + record.why_not;
     }
-    text += fmt::format("commit {} of step {}, {}, table {}", record.record->generation,
-                        record.record->step, time_text(record.record->unix_time),
-                        record.record->table);
-    const auto& problem = store.table_problem[i];
-    const auto& other = store.record[1 - i].record;
-    const bool older = other && other->generation > record.record->generation;
-    if (!problem.empty()) {
-      text += older ? ": given up to the next commit" : ": " + problem;
-    }
+    if (store.given_up(i)) text += ": given up to the next commit";
+    else if (!store.table_problem[i].empty()) text += ": " + store.table_problem[i];
     text += "\n";
   }
   return text;
@@ -287,7 +285,9 @@ nlohmann::json drive_json(const FoundStore& found, const IoEngine& io, std::size
   }
   for (std::size_t i = 0; i < 2; ++i) {
     const auto& record = drive.store.record[i];
-    nlohmann::json one = {{"blank", record.blank}, {"valid", record.record.has_value()}};
+    nlohmann::json one = {{"blank", record.blank},
+                          {"valid", record.record.has_value()},
+                          {"given_up", drive.store.given_up(i)}};
     if (record.record) {
       one.update(record_json(*record.record));
       one["table_problem"] = drive.store.table_problem[i];

@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -288,10 +290,14 @@ class TrainRun {
                                         {"direct", drive.direct},
                                         {"direct_note", drive.direct_note}});
     }
+    errno = 0;
     std::ofstream file(options_.json, std::ios::trunc);
     file << out.dump(2) << "\n";
     if (!file.flush()) {
-      throw Error(ErrorCode::io, "writing " + options_.json + " failed; is the disk full?");
+      const char* advice = errno == EMFILE ? "raise the limit of open files (ulimit -n)"
+                                           : "free space there or name another file";
+      throw Error(ErrorCode::io, "writing " + options_.json + " failed: " + std::strerror(errno) +
+                                     "; " + advice);
     }
   }
 

@@ -197,8 +197,8 @@ class Chain:
         newest = checked["commit"]["generation"]
         for drive in shown["drives"]:
             for record in drive["records"]:
-                if record.get("table_problem"):
-                    return "during a commit: tables are written, records are not"
+                if record["given_up"]:
+                    return "during a commit: tables are being written, records are not"
                 if record.get("generation", 0) > newest:
                     return "during a commit: some drives' records are written"
         if checked["older"]["sound"] < checked["older"]["segments"]:

@@ -154,6 +154,12 @@ def metadata(place, file, drive):
             resumes(place, 3)
     with file.flip(layout["table"][1 - table] + 40):
         expect_damage(place, file, set(), ["sound: --resume continues at step 4"], 0)
+    # The trainer's bytes are written before the record's page: an older commit's may be gone.
+    with file.flip(layout["record"][older] + PAGE):
+        expect_damage(place, file, set(), ["sound: --resume continues at step 4"], 0)
+        said(store("show", *place.drives), "given up to the next commit")
+    with file.flip(layout["record"][newest] + PAGE):
+        expect_damage(place, file, {("record", newest)}, ["trainer's bytes", "at step 3"])
     with file.flip(layout["header"][0] + 30).flip(layout["text"][1] + 9):
         expect_damage(place, file, {("header", 0), ("text", 1)}, ["step 4"])
     with file.flip(layout["header"][0] + 30).flip(layout["header"][1] + 30):
@@ -205,7 +211,7 @@ def data(place, file, drive):
             expect_damage(place, file, set(), ["sound: --resume continues at step 4"], 0)
     with file.flip(layout["slot"][0], 2 * shown["share_bytes"]):
         checked = expect_damage(place, file, {("segment", None)},
-                                [r"damage: [^\n]*\n", "GB/s\\): \\d+ of"])
+                                [r"damaged: [^\n]*\n", "GB/s\\): \\d+ of"])
         expect(checked["damaged"] == shown["segments"] and checked["older"]["sound"] ==
                checked["older"]["segments"] - shown["segments"], "all of the drive's", None)
 
@@ -243,6 +249,11 @@ def sizes():
                 expect(result.returncode == 2, "no store there", result)
                 said(result, "there is no store in")
         made(place)
+        result = store("verify", place.file())
+        expect(result.returncode == 0, "a store's file stands for its directory", result)
+        result = store("verify", place.drives[0], place.drives[0] + "/.")
+        expect(result.returncode == 2, "the same twice", result)
+        said(result, "is named twice")
         with Bytes(place.file()) as file:
             size = len(file.pristine)
             for length in [size - PAGE, size // 2 + 123, 100000]:

@@ -134,7 +134,9 @@ def stores_of_different_times():
                 must_equal(result, reference)
             else:
                 must_be_named(result)
-                expect(not checked or checked.returncode == 1, "verify must have seen it", checked)
+                # 2: drives of two stores are no damage, and are not checked.
+                expect(not checked or checked.returncode in (1, 2), "verify must have seen it",
+                       checked)
 
 
 def few_descriptors():

@@ -19,8 +19,8 @@ TEST(TileHasher, PiecesHashLikeTheWhole) {
   std::mt19937 random(1);
   std::vector<std::byte> bytes(100000);
   for (auto& byte : bytes) byte = static_cast<std::byte>(random());
-  for (const std::uint64_t tile : {1, 7, 240, 4096, 99999, 100000, 200000}) {
-    for (const std::size_t most : {1, 100, 4096, 100000}) {
+  for (const std::uint64_t tile : {1UL, 7UL, 240UL, 4096UL, 99999UL, 100000UL, 200000UL}) {
+    for (const std::size_t most : {1UL, 100UL, 4096UL, 100000UL}) {
       TileHasher hasher(Bytes{tile});
       for (std::size_t done = 0; done < bytes.size();) {
         const auto size = std::min(bytes.size() - done, random() % most + 1);
