@@ -96,6 +96,18 @@ std::string identity_text(const StoreIdentity& identity) {
   return text;
 }
 
+// Why it would not come back as it is, or "".
+std::string identity_problem(const StoreIdentity& identity) {
+  for (const auto& [key, value] : identity) {
+    if (one_line(key) == key && one_line(value) == value && key.find('=') == key.npos) continue;
+    return "is kept as lines of key=value: '" + one_line(key) +
+           "' has a line end, or a '=' in its key; write it in other words";
+  }
+  if (identity_text(identity).size() <= kIdentityBytes.count) return "";
+  return "has more than " + std::to_string(kIdentityBytes.count) +
+         " bytes; give the trainer's part as a hash";
+}
+
 std::string superblock_text(const Superblock& superblock) {
   std::string text = "store=" + std::to_string(superblock.store) +
                      "\ndrive=" + std::to_string(superblock.drive) +
@@ -189,6 +201,9 @@ void check_superblock(const Superblock& superblock) {
                     std::all_of(weights.begin(), weights.end(),
                                 [](auto weight) { return weight > 0 && weight <= 1000000; });
   if (!sane) throw Malformed{"its drives are impossible"};
+  if (const auto problem = identity_problem(superblock.identity); !problem.empty()) {
+    throw Malformed{"its identity " + problem};
+  }
   check_regions(superblock);
 }
 
@@ -213,16 +228,8 @@ Superblock parse_superblock(std::string_view text) {
 }  // namespace
 
 EncodedSuperblock encode(const Superblock& superblock, Bytes text_bytes) {
-  for (const auto& [key, value] : superblock.identity) {
-    if (one_line(key) == key && one_line(value) == value && key.find('=') == key.npos) continue;
-    throw Error(ErrorCode::invalid_argument,
-                "the store's identity is kept as lines of key=value: '" + one_line(key) + "' has a "
-                "line end, or a '=' in its key; write it in other words");
-  }
-  if (identity_text(superblock.identity).size() > kIdentityBytes.count) {
-    throw Error(ErrorCode::invalid_argument,
-                "the store's identity has more than " + std::to_string(kIdentityBytes.count) +
-                    " bytes; give the trainer's part as a hash");
+  if (const auto problem = identity_problem(superblock.identity); !problem.empty()) {
+    throw Error(ErrorCode::invalid_argument, "the store's identity " + problem);
   }
   const auto text = superblock_text(superblock);
   TERRACE_CHECK(text.size() <= text_bytes.count);

@@ -66,11 +66,13 @@ void read_table(BlockingIo& io, FileId file, const StoreGeometry& geometry, std:
     problem = "its number of segments is wrong";
     return;
   }
-  std::vector<std::byte> buffer(found.layout.table_bytes.count);
-  io.read(file, found.layout.table[record.record->table], buffer);
   auto& table = found.table[i];
   table.resize(count);
-  std::memcpy(table.data(), buffer.data(), count * sizeof(TableEntry));
+  if (count > 0) {
+    std::vector<std::byte> buffer(found.layout.table_bytes.count);
+    io.read(file, found.layout.table[record.record->table], buffer);
+    std::memcpy(table.data(), buffer.data(), count * sizeof(TableEntry));
+  }
   if (hash_bytes(table.data(), count * sizeof(TableEntry)) != record.record->table_checksum) {
     problem = "its table's checksum is wrong";
   } else {

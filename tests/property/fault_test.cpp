@@ -74,10 +74,13 @@ class Faults : public testing::TestWithParam<std::tuple<Fault, bool>> {
     std::uint64_t steps = 2;
     std::uint64_t resume_at = 0;
     std::uint64_t commit_after = 0;  // nothing is committed but on request, and unchecked
+    bool two_drives = false;
   };
 
   Course course(const Case& what, std::uint64_t steps) const {
-    Config config = small_config({directory_.path()}, what.states);
+    std::vector<std::string> directories{directory_.path()};
+    if (what.two_drives) directories.push_back(second_.path());
+    Config config = small_config(directories, what.states);
     if (fault().kind == FaultKind::lost) config.store.timeout_seconds = kTimeout;
     if (what.commit_after > 0) {
       config.store.commit_interval = 100;
@@ -116,7 +119,8 @@ class Faults : public testing::TestWithParam<std::tuple<Fault, bool>> {
       has(std::strerror(lost ? ETIMEDOUT : fault().error));
     }
     if (persistent() || names) {
-      has(persistent() ? directory_.path() : struck.path);  // the last attempt's may be elsewhere
+      // The last attempt may be elsewhere.
+      has(persistent() ? std::filesystem::current_path().string() + "/fault-" : struck.path);
     } else {
       has(std::to_string(struck.bytes) + " bytes at offset " + std::to_string(struck.offset) +
           " of " + struck.path);
@@ -127,7 +131,9 @@ class Faults : public testing::TestWithParam<std::tuple<Fault, bool>> {
   // went, which a flush that was told done and did nothing does not survive.
   void expect_continued(const std::shared_ptr<SimulatedDisk>& disk, const Course& course,
                         std::uint64_t least, std::uint64_t most, std::uint64_t seed) const {
-    std::filesystem::remove(directory_.path() + "/terrace.lock");
+    for (const auto& directory : {directory_.path(), second_.path()}) {
+      std::filesystem::remove(directory + "/terrace.lock");
+    }
     if (fault().kind != FaultKind::short_completion) disk->restart(seed);
     const auto next = run_on(disk, course, {}, std::make_shared<TapState>());
     EXPECT_FALSE(next.error.has_value()) << next.error->what();
@@ -170,7 +176,7 @@ class Faults : public testing::TestWithParam<std::tuple<Fault, bool>> {
     const auto all = course(what, what.steps);
     const auto whole = run_on(disk->copy(), all, {}, std::make_shared<TapState>());
     ASSERT_FALSE(whole.error.has_value()) << whole.error->what();
-    learn_layout();
+    learn_layout(what);
     if (what.resume_at > 0) {
       run_on(disk, course(what, what.resume_at), {}, std::make_shared<TapState>());
     }
@@ -181,16 +187,17 @@ class Faults : public testing::TestWithParam<std::tuple<Fault, bool>> {
                 static_cast<unsigned long long>(went_on_), to_seconds(longest_));
   }
 
-  void learn_layout() {
+  void learn_layout(const Case& what) {
     const auto disk = std::make_shared<SimulatedDisk>();
-    run_on(disk, course({}, 1), {}, std::make_shared<TapState>());
+    run_on(disk, course(what, 1), {}, std::make_shared<TapState>());
     const auto engine = make_memory_engine(disk);
     layout_ = inspect_store(*engine, engine->open({.path = store_path(directory_.path()),
                                                    .mode = IoFileMode::existing}))
                   .layout;
   }
 
-  const Directory directory_{"fault"};
+  const Directory directory_{"fault-a"};
+  const Directory second_{"fault-b"};
   const std::uint64_t seed_;
   StoreFileLayout layout_;
   Nanoseconds longest_{0};
@@ -208,6 +215,14 @@ TEST_P(Faults, OfAResumedStore) {
 TEST_P(Faults, OfACommitOnRequest) {
   fail_everywhere({.states = States::both, .steps = 3, .commit_after = 1});
 }
+
+class FaultsOfTwoDrives : public Faults {};
+
+TEST_P(FaultsOfTwoDrives, OfANewStore) { fail_everywhere({.steps = 2, .two_drives = true}); }
+
+INSTANTIATE_TEST_SUITE_P(Kinds, FaultsOfTwoDrives,
+                         testing::Combine(testing::Values(kFaults[0], kFaults[5], kFaults[7]),
+                                          testing::Values(false)));
 
 INSTANTIATE_TEST_SUITE_P(Kinds, Faults,
                          testing::Combine(testing::ValuesIn(kFaults), testing::Bool()),

@@ -197,10 +197,11 @@ TEST_F(PowerCut, AgainAndAgain) {
       story += "cut " + std::to_string(n) + ", seed " + std::to_string(seed) + "; ";
       disk->cut_power_at(n);
       const auto state = std::make_shared<TapState>();
-      const RunOptions options{.drain = pick(random, 0, 1) == 0, .compare = true};
+      const RunOptions options{.drain = pick(random, 0, 1) == 0, .stray = pick(random, 0, 1) == 0};
       const auto all = course(what);
       const auto seen = run(all, tapped(disk, what, {}, state), options);
       ASSERT_EQ(seen.wrong, "") << story;
+      ASSERT_TRUE(!seen.error || !disk->has_power()) << story << seen.error->what();
       bounds.least = std::max(bounds.least, last_committed(all, options, seen, state->flushes));
       bounds.most = std::max(bounds.most, seen.finishing);
       disk->restart(seed);
@@ -209,6 +210,34 @@ TEST_F(PowerCut, AgainAndAgain) {
     ASSERT_EQ(judge(course(what), what, disk, bounds, sweep), "")
         << "seed " << seed_ << " trial " << trial << ": " << story;
   }
+}
+
+// A run that does not resume begins anew where nothing was committed, and is refused elsewhere.
+TEST_F(PowerCut, IsNoExcuseToReplaceWhatWasCommitted) {
+  const Case what{.directories = two(), .states = States::both, .steps = 1};
+  const Course all = course(what);
+  Course anew = all;
+  anew.config.store.mode = StoreMode::fresh;
+  std::uint64_t replaced = 0;
+  for (std::uint64_t n = 1;; ++n) {
+    const auto disk = std::make_shared<SimulatedDisk>(SimulatedDiskOptions{.seed = seed_ + n});
+    disk->cut_power_at(n);
+    const auto seen = run(all, [&] { return make_memory_engine(disk); }, {});
+    const bool cut = !disk->has_power();
+    disk->restart(seed_ + n);
+    const auto resumed = run(all, [&] { return make_memory_engine(disk->copy()); }, {});
+    const auto fresh = run(anew, [&] { return make_memory_engine(disk); }, {});
+    SCOPED_TRACE("seed " + std::to_string(seed_) + ", cut at " + std::to_string(n));
+    ASSERT_EQ(fresh.error.has_value(), resumed.resumed.has_value());
+    ASSERT_EQ(fresh.wrong, "");
+    if (fresh.error) {
+      ASSERT_EQ(fresh.error->code(), ErrorCode::unavailable) << fresh.error->what();
+    } else {
+      ++replaced;
+    }
+    if (!cut) break;
+  }
+  EXPECT_GT(replaced, 20U);
 }
 
 // The same tests must fail where a store is not one.

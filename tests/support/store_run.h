@@ -199,7 +199,15 @@ struct RunOptions {
   bool compare = true;   // bits at the beginning and the end
   std::uint64_t commit_after = 0;  // asks for a commit after this step, and goes on if it fails
   Nanoseconds linger{0};           // after an error, before the engine goes
+  bool stray = false;              // evaluates and abandons steps in between
 };
+
+// Passes that change nothing.
+inline void stray(Engine& engine, const Mlp& mlp, std::uint64_t step) {
+  if (step % 2 == 0) return evaluate(engine, mlp);
+  auto abandoned = engine.begin_step();
+  for (std::uint32_t l = 0; l < mlp.layers(); ++l) abandoned.forward(LayerId{l});
+}
 
 // From where the store stands to the course's end.
 inline void train(Engine& engine, const Course& course, const RunOptions& options,
@@ -218,6 +226,7 @@ inline void train(Engine& engine, const Course& course, const RunOptions& option
       return Course::kept(report.step);
     });
     if (options.drain) engine.drain();
+    if (options.stray) stray(engine, course.mlp, s);
     if (s != options.commit_after) continue;
     try {
       engine.commit(Course::kept(s));

@@ -272,6 +272,24 @@ TEST_F(SegmentStoreTest, RefusesAnotherRunsStore) {
   expect_there(kAll, 1);
 }
 
+// One segment, two drives: the other one has records and nothing else.
+TEST_F(SegmentStoreTest, ADriveMayHoldNothing) {
+  auto few = options();
+  few.durable[0].extent.size = few.scratch[0].extent.offset = 4_KiB;
+  few.scratch.resize(1);
+  few.transient = few.scratch[0].extent.end();
+  open(few);
+  const Extent only{{}, 4_KiB};
+  for (std::uint64_t step = 1; step < 5; ++step) {
+    write(only, step);
+    store_->commit_now(step, "");
+  }
+  EXPECT_EQ(store_->stats()[0].written, 4 * kStorePage);
+  resume(few);
+  EXPECT_EQ(store_->resumed()->step, 4U);
+  expect_there(only, 4);
+}
+
 TEST_F(SegmentStoreTest, RefusesTooMuchOfTheTrainersBytes) {
   open(options());
   write(kAll, 1);
