@@ -15,9 +15,9 @@ TINY = ["--layers", "1", "--width", "2", "--heads", "1", "--context", "1", "--ba
 STEPS = 6
 COMMITTED = 4  # so that the run goes on
 PAGE = 4096
-LEAST = 16  # bytes of metadata that are looked at one by one
-DATA_SAMPLES = 200
-RESUMES = 40
+LEAST = 32  # bytes of metadata that are looked at one by one
+DATA_SAMPLES = 100
+RESUMES = 25
 EVERY_BYTE = os.environ.get("TERRACE_EVERY_BYTE")  # takes minutes
 DAMAGE = r"damage|checksum|is not what|cut short|no commit|of another run|no store"
 
@@ -81,11 +81,6 @@ def one_bit(store, offset):
     return {offset: bytes([store.pristine[offset] ^ 1 << random.randrange(8)])}
 
 
-def committed():
-    verify_store()
-    return Place()
-
-
 def used_ranges(store, first, last):
     """Halves [first, last) until each part is unused as a whole or LEAST bytes long."""
     if store.is_sound(flipped(store, first, last - first)):
@@ -111,7 +106,7 @@ def bytes_to_try(used):
 
 
 def every_byte_of_metadata():
-    with committed() as place:
+    with Place(memory=True) as place:
         store = Store(place)
         expect(store.is_sound({}), "it is sound as it is")
         used, unused = [], []
@@ -144,7 +139,7 @@ def edges(used):
 
 
 def sampled_data():
-    with committed() as place:
+    with Place(memory=True) as place:
         store = Store(place)
         offsets = random.sample(range(store.metadata, len(store.pristine)), DATA_SAMPLES)
         unseen = [offset for offset in offsets if store.is_sound(one_bit(store, offset))]
@@ -162,7 +157,7 @@ def sampled_data():
 def pages_that_went_astray():
     """Whole pages zeroed, from another place, or from an older commit: lost and misdirected
     writes."""
-    with committed() as place:
+    with Place(memory=True) as place:
         store = Store(place)
         pages = range(len(store.pristine) // PAGE)
         older = store.pristine
@@ -179,7 +174,7 @@ def pages_that_went_astray():
                 if source == store.pristine[page * PAGE:(page + 1) * PAGE]:
                     continue
                 counts[store.is_sound(changes)] += 1
-                if random.random() < 0.25:
+                if random.random() < 0.15:
                     store.resume(changes)
         say(f"  {counts[False]} pages seen, {counts[True]} in unused places")
         # All data from the commit before, and all metadata from it: nothing mixes.
@@ -190,7 +185,7 @@ def pages_that_went_astray():
 
 def cut_and_grown():
     """Cut to lengths on a page and not on one, and with more behind the end."""
-    with committed() as place:
+    with Place(memory=True) as place:
         store = Store(place)
         size = len(store.pristine)
         lengths = [0, 1, 511, 4095, size - 1, size - PAGE, *random.sample(range(size), 20)]
@@ -212,7 +207,7 @@ def cut_and_grown():
 
 def both_headers_lost():
     """The first pages gone and all else there is no creation cut short: nothing may be replaced."""
-    with committed() as place:
+    with Place(memory=True) as place:
         store = Store(place)
         for gone in [2 * PAGE, 4 * PAGE]:
             store.write({0: bytes(gone)})
@@ -230,7 +225,7 @@ def both_headers_lost():
 
 def another_stores_file():
     """Two stores' files mixed: a file from another run, and a copy of the same drive twice."""
-    with committed() as place:
+    with Place(memory=True) as place:
         store = Store(place)
         other = place.run([*place.train("--seed", "9", model=TINY, steps=COMMITTED, slots=2),
                            "--discard"])

@@ -6,6 +6,7 @@ import glob
 import os
 import re
 import struct
+import time
 
 from harness import Failed, private, run, Skip, system
 
@@ -57,6 +58,13 @@ class Mount:
     def free_bytes(self):
         space = os.statvfs(self.path)
         return space.f_bavail * space.f_frsize
+
+    def settle(self, wanted):
+        """Waits until what was removed is free: btrfs takes a moment."""
+        deadline = time.monotonic() + 20
+        while self.free_bytes() < wanted and time.monotonic() < deadline:
+            run(["sync", "--file-system", self.path])
+            time.sleep(0.1)
 
     def fill(self, leave=0, name="filler"):
         """Another writer takes the space down to `leave` bytes, or to the last block; its path."""

@@ -35,8 +35,8 @@ def at_start(drive_of):
                     must_be_named(result, FULL, r"\d{6,} bytes", r"\b(free|missing|left)\b")
                     expect("is no nvme directory" not in result.error, "there is one", result)
                 os.unlink(filler)
-                os.sync()  # btrfs gives space back with its next transaction
                 nothing_left(drive.path, result)
+                drive.settle(2 * needed)
             must_equal(place.run(place.train(drive=drive.path, slots=2)), reference)
         place.clean_outside()
 

@@ -1,7 +1,6 @@
 """Errors that strace puts in the place of a system call's result, once and as a storm: what may
 pass passes unnoticed, the rest is a message, and --resume is exact."""
 
-import os
 import random
 import re
 
@@ -21,7 +20,7 @@ def injected(place, reference, engine, call, what):
     only_store_left(place.drive, result)
     if not right:
         named_well(result, what)
-        sound_or_unborn(place)
+        sound(place.drive)
         resume_exact(place, reference, command)
     return result, right
 
@@ -38,15 +37,9 @@ def named_well(result, what):
     must_be_named(result, NAMES[error], *(WHERE if "io_uring_enter" not in result.error else ()))
 
 
-def sound_or_unborn(place):
-    """An error before the first commit may leave a store without one."""
-    if os.path.exists(os.path.join(place.drive, "terrace.store")):
-        sound(place.drive)
-
-
 def on_threads(cases):
     need_strace()
-    with Place() as place:
+    with Place(memory=True) as place:
         reference = place.reference(steps=STEPS)
         for call, what, passes in cases:
             result, right = injected(place, reference, "threads", call, what)
@@ -84,7 +77,7 @@ def drive_errors():
 def short_transfers():
     """A call that moves nothing, or less than asked for and not a whole sector of it."""
     need_strace()
-    with Place() as place:
+    with Place(memory=True) as place:
         reference = place.reference(steps=STEPS)
         for call in ["pread64", "pwrite64"]:
             for what in ["retval=0:when=15", "retval=100:when=15", "retval=0:when=15+9"]:
@@ -103,7 +96,7 @@ def opening_errors():
     cases = [("fallocate", "EIO"), ("fallocate", "ENOSPC"), ("fallocate", "EINTR"),
              ("ftruncate", "EIO"), ("flock", "EINTR"), ("flock", "ENOLCK"), ("fcntl", "EINVAL"),
              ("statx", "ENOSYS"), ("fstat", "EIO"), ("fsync", "EIO"), ("fdatasync", "EIO")]
-    with Place() as place:
+    with Place(memory=True) as place:
         reference = place.reference(steps=STEPS)
         command = place.train("--io", "threads", steps=STEPS, io_threads=ONE_THREAD, slots=2)
         for call, error in cases:
@@ -119,7 +112,7 @@ def opening_errors():
 
 def ring_errors():
     need_strace()
-    with Place() as place:
+    with Place(memory=True) as place:
         reference = place.reference(steps=STEPS)
         for error in ["EINTR", "EAGAIN", "EBUSY"]:
             for when in ["5", "3+2", "5..400"]:
@@ -139,7 +132,7 @@ def ring_errors():
 def ring_storm():
     """The kernel takes nothing any more: a message within the patience for a silent drive."""
     need_strace()
-    with Place() as place:
+    with Place(memory=True) as place:
         reference = place.reference(steps=STEPS)
         result, right = injected(place, reference, "io_uring", "io_uring_enter",
                                  f"error={random.choice(['EINTR', 'EAGAIN', 'EBUSY'])}:when=40+")

@@ -9,7 +9,7 @@ import time
 
 from harness import (expect, injecting, main, MODEL, must_be_named, must_equal, need_strace,
                      nothing_left, only_store_left, Place, private, resume_exact, run, Running, say,
-                     Skip, sound, TERRACE, verify_store)
+                     Skip, sound, TERRACE)
 
 KILLS = 20
 KILLED_STEPS = 400
@@ -182,7 +182,6 @@ def started_at_the_same_time():
 
 def looked_at_beside_a_run():
     """`store verify` and `show` beside a training: no false alarm, no disturbance."""
-    verify_store()
     with Place() as place:
         reference = place.reference()
         first = place.start(place.train("--throttle", "nvme_write=0.02", slots=2))
