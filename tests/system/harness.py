@@ -360,13 +360,11 @@ def verify_store(*drives):
 
 
 def sound(*drives):
-    """The newest commit is sound; of the one before, an interrupted commit has overwritten some."""
-    if not any(os.path.exists(os.path.join(drive, "terrace.store")) for drive in drives):
-        return
-    result = verify_store(*drives)
-    goes_on = re.search(r"sound: --resume continues|starts anew", result.out)
-    expect(result.returncode == 0 or result.returncode == 1 and goes_on, "the store must be sound",
-           result)
+    """Nothing is damaged; a commit that was interrupted is no damage. No store is sound, too: an
+    error before the first commit may leave none."""
+    if any(os.path.exists(os.path.join(drive, "terrace.store")) for drive in drives):
+        result = verify_store(*drives)
+        expect(result.returncode == 0, "the store must be sound", result)
 
 
 def resume_exact(place, reference, command, at_least=0):
