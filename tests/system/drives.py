@@ -175,9 +175,13 @@ class Overlay(Mount):
 
 
 def is_direct(pid):
-    """Whether the files that a process has open on its drive bypass the page cache: a set."""
+    """Whether the files that a process has open on its drive bypass the page cache: a set, empty
+    when there is none or the process has ended."""
     found = set()
-    for name in os.listdir(f"/proc/{pid}/fd"):
+    names = []
+    with contextlib.suppress(OSError):
+        names = os.listdir(f"/proc/{pid}/fd")
+    for name in names:
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/{pid}/fd/{name}")
             if not re.search(r"terrace\S*store|/#\d+ \(deleted\)", target):
