@@ -25,7 +25,7 @@ PerTier<Bytes> budgets_of(const Config& config, const Device& device,
   at(budget, Tier::hbm) = config.budget.hbm.value_or(device.info().memory);
   at(budget, Tier::dram) = config.budget.dram.value_or(detect_topology().memory);
   if (config.nvme.empty()) return budget;
-  const Bytes free = free_on_drives(config.nvme, weights);
+  const Bytes free = free_on_drives(config.nvme, weights, config.store.mode);
   at(budget, Tier::nvme) = config.budget.nvme.value_or(free);
   return budget;
 }
@@ -52,7 +52,7 @@ EngineImpl::EngineImpl(const Config& config, const ModelSpec& model,
     : config_(with_drives(config)), layout_(model, config.segment) {
   check_config(config);
   device_ = device_for(config, ports);
-  free_on_drives(config.nvme, std::vector<std::uint32_t>(config.nvme.size(), 1));  // or refused
+  budgets_of(config, *device_, std::vector<std::uint32_t>(config.nvme.size(), 1));  // or refused
   speeds_ = ports.speeds ? given_speeds(config, *ports.speeds)
                          : measure_speeds(config_, model.gradient_dtype, model.parameter_dtype);
   const auto durability = durability_of(config, speeds_.drives);

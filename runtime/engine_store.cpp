@@ -24,7 +24,7 @@ std::string remedy(const std::error_code& error) {
   return "name another one";
 }
 
-// What a store that lies there takes; it is continued, or goes before a new one is made.
+// What a store that lies there takes.
 Bytes taken_in(const std::string& directory) {
   struct stat status {};
   if (::stat(store_path(directory).c_str(), &status) != 0) return {};
@@ -45,7 +45,7 @@ Bytes free_in(const NvmeConfig& drive) {
                                    error.message() + "; " + remedy(error));
   }
   const Bytes free{space.available};
-  return taken_in(drive.path) + free - std::min(free, drive.keep_free);
+  return free - std::min(free, drive.keep_free);
 }
 
 // Names, shapes and order of all tensors.
@@ -142,14 +142,19 @@ void check_config(const Config& config) {
 }
 
 Bytes free_on_drives(const std::vector<NvmeConfig>& drives,
-                     const std::vector<std::uint32_t>& weights) {
+                     const std::vector<std::uint32_t>& weights, StoreMode mode) {
   if (drives.empty()) return {};
   const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
   double least = 0x1p62;
+  Bytes continued;
   for (std::size_t d = 0; d < drives.size(); ++d) {
-    least = std::min(least, static_cast<double>(free_in(drives[d]).count) * sum / weights[d]);
+    Bytes free = free_in(drives[d]);
+    const Bytes taken = taken_in(drives[d].path);
+    if (mode == StoreMode::resume) continued += taken;
+    else free += taken;
+    least = std::min(least, static_cast<double>(free.count) * sum / weights[d]);
   }
-  return {static_cast<std::uint64_t>(least)};
+  return continued + Bytes{static_cast<std::uint64_t>(least)};
 }
 
 std::string free_text(const std::vector<NvmeConfig>& drives) {

@@ -17,10 +17,11 @@ namespace terrace {
 // Throws Error(invalid_argument) for settings that contradict one another.
 void check_config(const Config& config);
 
-// What the directories have free for a store that is dealt out by these weights. Throws Error(io)
-// for a directory that cannot be used.
+// What the directories have free for a store that is dealt out by these weights, and what one that
+// lies there takes: it is continued, dealt as it is, or goes before a new one is made. Throws
+// Error(io) for a directory that cannot be used.
 Bytes free_on_drives(const std::vector<NvmeConfig>& drives,
-                     const std::vector<std::uint32_t>& weights);
+                     const std::vector<std::uint32_t>& weights, StoreMode mode);
 
 // What a plan that did not fit is to say about the drives: what is free on each.
 std::string free_text(const std::vector<NvmeConfig>& drives);

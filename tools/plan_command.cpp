@@ -31,7 +31,7 @@ struct PlanCommand {
     const auto drives = drives_of(config);
     const auto durability = durability_of(config, drives);
     if (!config.budget.nvme) {
-      at(budget, Tier::nvme) = free_on_drives(config.nvme, durability.weights);
+      at(budget, Tier::nvme) = free_on_drives(config.nvme, durability.weights, config.store.mode);
     }
     auto assumed = speeds_of(config);
     combine(drives, durability.weights, assumed);

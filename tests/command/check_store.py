@@ -216,24 +216,31 @@ def data(place, file, drive):
                checked["older"]["segments"] - shown["segments"], "all of the drive's", None)
 
 
-def flips():
-    for drives in [1, 2]:
-        with Place(drives) as place:
-            made(place)
-            for drive in range(drives):
-                file = Bytes(place.file(drive))
-                kept = [Bytes(place.file(d)) for d in range(drives)]
+def flips(drives):
+    with Place(drives) as place:
+        made(place)
+        for drive in range(drives):
+            file = Bytes(place.file(drive))
+            kept = [Bytes(place.file(d)) for d in range(drives)]
 
-                class Both(Bytes):
-                    """Resuming changes all drives."""
+            class All(Bytes):
+                """Resuming changes all drives."""
 
-                    def __exit__(self, *unused):
-                        for other in kept:
-                            other.__exit__()
+                def __exit__(self, *unused):
+                    for other in kept:
+                        other.__exit__()
 
-                file.__class__ = Both
-                metadata(place, file, drive)
-                data(place, file, drive)
+            file.__class__ = All
+            metadata(place, file, drive)
+            data(place, file, drive)
+
+
+def flips_on_one():
+    flips(1)
+
+
+def flips_on_two():
+    flips(2)
 
 
 def sizes():
@@ -343,5 +350,42 @@ def in_use():
             expect(one.returncode == 0, f"two at once wait for each other: {out}")
 
 
-{"sound": sound, "flips": flips, "sizes": sizes, "in_use": in_use}[sys.argv[2]]()
+def full():
+    """A drive without free space goes on with the store that it holds, whatever speeds are."""
+    with Place(2) as place:
+        mounts = []
+        try:
+            for drive in place.drives:
+                if run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", drive]).returncode != 0:
+                    print("no file system can be mounted here")
+                    sys.exit(77)
+                mounts.append(drive)
+            made(place, "--dram", "4MiB")
+            for drive in mounts:
+                space = os.statvfs(drive)
+                with open(os.path.join(drive, "filler"), "wb") as file:
+                    file.write(bytes(space.f_bavail * space.f_frsize))
+            with open(place.config) as file:
+                config = json.load(file)
+            for speeds in [(9.0, 0.5), (0.5, 9.0)]:  # other shares than the store's
+                for drive, speed in zip(config["terrace"]["nvme"], speeds):
+                    drive.update(read_gb_s=speed, write_gb_s=speed)
+                with open(place.config, "w") as file:
+                    json.dump(config, file)
+                result = run(place.train("--steps", "6", "--dram", "4MiB", "--resume"))
+                expect(result.returncode == 0, "a full drive's store is continued", result)
+            expect(store("verify", *place.drives).returncode == 0, "and is sound")
+            os.unlink(place.file(0))
+            os.unlink(place.file(1))
+            os.unlink(os.path.join(mounts[0], "filler"))
+            result = run(place.train("--steps", "6", "--dram", "4MiB"))
+            expect(result.returncode == 2, "there is no space for a new one", result)
+            said(result, "nvme budget of", f"Free in {place.drives[1]}")
+        finally:
+            for drive in mounts:
+                run(["umount", drive])
+
+
+{"full": full, "sound": sound, "flips_on_one": flips_on_one, "flips_on_two": flips_on_two,
+ "sizes": sizes, "in_use": in_use}[sys.argv[2]]()
 print("ok")
