@@ -216,20 +216,23 @@ TEST_P(Faults, OfACommitOnRequest) {
   fail_everywhere({.states = States::both, .steps = 3, .commit_after = 1});
 }
 
+std::string name_of(const testing::TestParamInfo<std::tuple<Fault, bool>>& which) {
+  return std::string(std::get<0>(which.param).name) +
+         (std::get<1>(which.param) ? "ForEver" : "Once");
+}
+
 class FaultsOfTwoDrives : public Faults {};
 
 TEST_P(FaultsOfTwoDrives, OfANewStore) { fail_everywhere({.steps = 2, .two_drives = true}); }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, FaultsOfTwoDrives,
                          testing::Combine(testing::Values(kFaults[0], kFaults[5], kFaults[7]),
-                                          testing::Values(false)));
+                                          testing::Values(false)),
+                         name_of);
 
 INSTANTIATE_TEST_SUITE_P(Kinds, Faults,
                          testing::Combine(testing::ValuesIn(kFaults), testing::Bool()),
-                         [](const auto& which) {
-                           return std::string(std::get<0>(which.param).name) +
-                                  (std::get<1>(which.param) ? "ForEver" : "Once");
-                         });
+                         name_of);
 
 // What was given up may end all the same: nobody is surprised, and nothing was freed.
 TEST(LateOperation, IsGivenUpOnce) {

@@ -89,7 +89,8 @@ class PowerCut : public testing::Test {
     const auto disk = prepared.copy();
     disk->cut_power_at(n);
     const auto state = std::make_shared<TapState>();
-    const RunOptions options{.drain = (n + seed_) % 2 == 0, .compare = false,
+    const bool catch_up = what.spoil.flush_delay.count() > 0;
+    const RunOptions options{.drain = !catch_up && (n + seed_) % 2 == 0, .compare = false,
                              .commit_after = what.commit_after};
     const auto seen = run(course, tapped(disk, what, what.fault, state), options);
     const bool cut = !disk->has_power();
@@ -161,6 +162,14 @@ TEST_F(PowerCut, CommitsEveryOtherStep) {
 }
 
 TEST_F(PowerCut, TwoDrives) { expect_exact({.directories = two(), .states = States::both}); }
+
+// What a commit speaks of stays as it is until the commit is over, however long that takes.
+TEST_F(PowerCut, WhileTheNextStepRuns) {
+  const Spoil slow{.flush_delay = std::chrono::milliseconds(4)};
+  expect_exact({.directories = one(), .spoil = slow, .seeds = 2});
+  expect_exact({.directories = one(), .states = States::both, .steps = 4, .interval = 2,
+                .checksums = false, .spoil = slow, .seeds = 2});
+}
 
 // What holds the steps apart is the order of writes and flushes, not the checksums.
 TEST_F(PowerCut, WithoutChecksums) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -19,8 +20,9 @@
 
 namespace terrace {
 
-// What a tap breaks.
+// What a tap breaks, and what it only makes harder.
 struct Spoil {
+  Nanoseconds flush_delay{0};       // a commit takes so long that the next step catches up with it
   bool drop_flushes = false;        // tells them done and does nothing
   Bytes first_slot{};               // not the second: what is of the second goes to the first,
   Bytes second_slot{};              // and comes from there
@@ -81,6 +83,13 @@ class TapEngine final : public ForwardingEngine {
     engine_->remove(path);
   }
   bool submit(const IoRequest& request) override {
+    if (request.operation == IoOperation::flush && spoil_.flush_delay.count() > 0) {
+      held_.emplace_back(request, steady_clock().now() + spoil_.flush_delay);
+      return true;
+    }
+    return pass_on(request);
+  }
+  bool pass_on(const IoRequest& request) {
     IoRequest inner = request;
     if (spoil_.drop_flushes && request.operation == IoOperation::flush) {
       const auto now = steady_clock().now();
@@ -99,9 +108,18 @@ class TapEngine final : public ForwardingEngine {
         {call, engine_->file_info(request.file).path, request.offset, request.bytes});
     return true;
   }
-  std::size_t pending() const override { return engine_->pending() + ended_.size(); }
+  std::size_t pending() const override {
+    return engine_->pending() + ended_.size() + held_.size();
+  }
   std::size_t reap(std::vector<Completion>& completions, Nanoseconds timeout) override {
     const auto first = completions.size();
+    while (!held_.empty() && held_.front().second <= steady_clock().now() &&
+           pass_on(held_.front().first)) {
+      held_.pop_front();
+    }
+    if (!held_.empty()) {
+      timeout = std::clamp(held_.front().second - steady_clock().now(), Nanoseconds{0}, timeout);
+    }
     engine_->reap(completions, ended_.empty() ? timeout : Nanoseconds{0});
     for (auto i = first; i < completions.size(); ++i) {
       const auto found = flushing_.find(completions[i].ticket.value);
@@ -127,6 +145,7 @@ class TapEngine final : public ForwardingEngine {
   const Spoil spoil_;
   std::map<std::uint64_t, int> flushing_;  // by ticket, which is free again when it has ended
   std::vector<Completion> ended_;
+  std::deque<std::pair<IoRequest, Nanoseconds>> held_;  // and when it is due
 };
 
 // What is trained, how, and its exact states.
