@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "nvme/measure_counters.h"
 #include "terrace/error.h"
 
 namespace terrace::bench {
@@ -77,7 +78,7 @@ class Runner {
       const auto& request = *next_;
       std::byte* data = nullptr;
       if (request.operation == IoOperation::write) {
-        memory_.stamp(place, request.bytes, request.offset);
+        stamp(place, request);
         data = memory_.source(place);
       } else {
         data = memory_.target(place);
@@ -92,6 +93,13 @@ class Runner {
       next_ = stream_.next();
       if (started_bytes_ >= limits_.most_bytes) ending_ = true;
     }
+  }
+
+  void stamp(std::uint64_t place, const LoadRequest& request) {
+    if (limits_.same_data) return;
+    const double before = thread_cpu_seconds();
+    memory_.stamp(place, request.bytes, request.offset);
+    result_.stamp_cpu_seconds += thread_cpu_seconds() - before;
   }
 
   void settle(const Completion& completion) {

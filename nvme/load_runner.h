@@ -19,6 +19,7 @@ struct LoadLimits {
   std::uint64_t most_bytes = ~std::uint64_t{0};  // moved in all; the load ends when it is reached
   Nanoseconds timeline_step{0};                  // 0: no timeline
   const std::atomic<bool>* stop = nullptr;       // ends the load early; may be null
+  bool same_data = false;                        // do not stamp what is written
 };
 
 // Bytes that had been moved `seconds` after the beginning.
@@ -36,6 +37,7 @@ struct LoadResult {
   std::uint64_t all_read_bytes = 0;  // with ramp-up and drain, over all_seconds
   std::uint64_t all_written_bytes = 0;
   double all_seconds = 0;
+  double stamp_cpu_seconds = 0;  // of making the data, which is no part of the I/O
   LatencyHistogram read, write, flush;        // of the operations counted
   std::optional<std::uint64_t> system_calls;  // for all bytes
   std::vector<TimelinePoint> timeline;

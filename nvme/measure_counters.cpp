@@ -78,6 +78,12 @@ double process_cpu_seconds() {
   return seconds_of(usage.ru_utime) + seconds_of(usage.ru_stime);
 }
 
+double thread_cpu_seconds() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
 SystemCallCounter::SystemCallCounter() {
   const int id = tracepoint_id();
   if (id < 0) {

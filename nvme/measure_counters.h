@@ -30,6 +30,7 @@ std::optional<MovedBytes> process_moved();
 
 // CPU seconds of all threads of this process, its kernel workers included.
 double process_cpu_seconds();
+double thread_cpu_seconds();  // of the calling thread
 
 // System calls of this thread, counted by the kernel from construction on. Needs tracefs and the
 // right to use perf events; says why it cannot count otherwise.

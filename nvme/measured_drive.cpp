@@ -86,7 +86,7 @@ Sample MeasuredDrive::fill(std::uint64_t bytes, std::uint64_t block_bytes, std::
   const auto begin = written_;
   const auto end = std::min(file().size.count, begin + bytes);
   LoadJob job{Pattern::first_write, block_bytes, begin, end, 0, {}};
-  job.limits = {depth, Nanoseconds{0}, at_most, ~std::uint64_t{0}, Nanoseconds{0}, options_.stop};
+  job.limits = {.depth = depth, .measure = at_most, .stop = options_.stop};
   cpu_before_ = process_cpu_seconds();
   running_.clear();
   running_.push_back(workers_.front()->start(job));
@@ -122,10 +122,11 @@ void MeasuredDrive::start(const Cell& cell, const Timing& timing) {
   cpu_before_ = process_cpu_seconds();
   ++visits_;
   for (std::uint32_t i = 0; i < cell.threads; ++i) {
-    const auto start = visits_ * kStride + written_ / cell.block_bytes * i / cell.threads;
+    const auto start = timing.first_block.value_or(visits_ * kStride) +
+                       written_ / cell.block_bytes * i / cell.threads;
     LoadJob job{cell.pattern, cell.block_bytes, 0, written_, start, {}};
     job.limits = {cell.depth,           timing.warm_up, timing.measure, timing.most_bytes,
-                  timing.timeline_step, options_.stop};
+                  timing.timeline_step, options_.stop,  timing.same_data};
     running_.push_back(workers_[i]->start(job));
   }
 }
@@ -142,6 +143,7 @@ Sample MeasuredDrive::join(std::vector<LoadResult>& results, double cpu_seconds)
   sample.complete = true;
   std::optional<double> calls = 0;
   for (auto& result : results) {
+    cpu_seconds -= result.stamp_cpu_seconds;
     if (result.system_calls && calls) *calls += static_cast<double>(*result.system_calls);
     if (!result.system_calls) calls.reset();
     add(sample, result);
@@ -159,7 +161,7 @@ Sample MeasuredDrive::join(std::vector<LoadResult>& results, double cpu_seconds)
   sample.gb_s = sample.read_gb_s + sample.write_gb_s;
   const double gb = static_cast<double>(sample.moved.read + sample.moved.written) * 1e-9;
   if (gb > 0) {
-    sample.cpu_seconds_per_gb = cpu_seconds / gb;
+    sample.cpu_seconds_per_gb = std::max(0.0, cpu_seconds) / gb;
     if (calls) sample.system_calls_per_gb = *calls / gb;
   }
   return sample;

@@ -24,7 +24,7 @@ struct Sample {
   double read_gb_s = 0;
   double write_gb_s = 0;
   double seconds = 0;  // counted
-  double cpu_seconds_per_gb = 0;
+  double cpu_seconds_per_gb = 0;  // the making of the data apart
   std::optional<double> system_calls_per_gb;
   LatencyHistogram read, write, flush;
   MovedBytes moved;       // with ramp-up and drain, which are not counted
@@ -38,6 +38,10 @@ struct Timing {
   Nanoseconds measure = std::chrono::milliseconds(50);
   Nanoseconds timeline_step{0};
   std::uint64_t most_bytes = ~std::uint64_t{0};
+  // Every write carries what its buffer held before, as fio does without scrambling: nothing
+  // written so is found again by verify().
+  bool same_data = false;
+  std::optional<std::uint64_t> first_block = std::nullopt;  // absent: another one every time
 };
 
 struct DriveOptions {

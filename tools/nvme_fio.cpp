@@ -4,6 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <fstream>
+
 #include "terrace/error.h"
 #include "tools/child_process.h"
 
@@ -12,6 +14,7 @@ namespace {
 
 using bench::Pattern;
 
+constexpr std::uint64_t kHugeSlack = std::uint64_t{4} << 20;  // fio rounds up
 constexpr double kStartSeconds = 10;  // beyond its run, before it counts as hung
 
 const char* mode_of(Pattern pattern) {
@@ -45,6 +48,19 @@ FioRun parse(const std::string& output) {
   return run;
 }
 
+// What the kernel has reserved and nobody uses: fio cannot have transparent huge pages.
+std::uint64_t free_huge_bytes() {
+  std::ifstream file("/proc/meminfo");
+  std::uint64_t pages = 0;
+  std::uint64_t page_kib = 0;
+  std::string name;
+  for (std::uint64_t value = 0; file >> name >> value; file.ignore(256, '\n')) {
+    if (name == "HugePages_Free:") pages = value;
+    if (name == "Hugepagesize:") page_kib = value;
+  }
+  return pages * page_kib * 1024;
+}
+
 }  // namespace
 
 Fio::Fio() : program_(find_program("fio")) {
@@ -64,15 +80,20 @@ Fio::Fio() : program_(find_program("fio")) {
 
 bool Fio::can(Pattern pattern) { return *mode_of(pattern) != '\0'; }
 
+bool Fio::huge_pages(const bench::Cell& cell) {
+  return free_huge_bytes() >= cell.block_bytes * cell.depth + kHugeSlack;
+}
+
 std::vector<std::string> Fio::arguments(const bench::Cell& cell, const std::string& path,
-                                        std::uint64_t bytes, double seconds) {
+                                        const FioPlace& place, double seconds) {
   std::vector<std::string> result{"fio",
                                   "--name=terrace",
                                   "--filename=" + path,
                                   "--rw=" + std::string(mode_of(cell.pattern)),
                                   fmt::format("--bs={}", cell.block_bytes),
                                   fmt::format("--iodepth={}", cell.depth),
-                                  fmt::format("--size={}", bytes),
+                                  fmt::format("--offset={}", place.offset),
+                                  fmt::format("--size={}", place.bytes),
                                   fmt::format("--runtime={}ms", static_cast<int>(seconds * 1000)),
                                   "--time_based",
                                   "--ioengine=io_uring",
@@ -81,15 +102,17 @@ std::vector<std::string> Fio::arguments(const bench::Cell& cell, const std::stri
                                   "--registerfiles=1",
                                   "--thread",  // as we do, and gone at once when killed
                                   "--invalidate=0",
+                                  "--scramble_buffers=0",  // both write the same again
                                   "--allow_file_create=0",
                                   "--output-format=json"};
+  if (huge_pages(cell)) result.emplace_back("--mem=shmhuge");
   if (cell.pattern == Pattern::mix) result.emplace_back("--rwmixread=50");
   return result;
 }
 
-FioRun Fio::run(const bench::Cell& cell, const std::string& path, std::uint64_t bytes,
+FioRun Fio::run(const bench::Cell& cell, const std::string& path, const FioPlace& place,
                 double seconds) const {
-  auto command = arguments(cell, path, bytes, seconds);
+  auto command = arguments(cell, path, place, seconds);
   command.front() = program_;
   const auto result = run_child(command, from_seconds(seconds + kStartSeconds));
   const auto failure = [&](const std::string& why) {
@@ -105,6 +128,14 @@ FioRun Fio::run(const bench::Cell& cell, const std::string& path, std::uint64_t 
   } catch (const nlohmann::json::exception&) {
     throw failure("its report could not be read");
   }
+}
+
+FioPlace FioPlace::of_pair(std::size_t pair, std::uint64_t file_bytes, std::uint64_t block_bytes) {
+  constexpr std::size_t kSteps = 7;  // 3 and 7 have no common factor: all steps are visited
+  const auto blocks = file_bytes / block_bytes;
+  const auto half = std::max<std::uint64_t>(blocks / 2, 1);
+  const auto first = (blocks - half) * (pair * 3 % kSteps) / kSteps;
+  return {first * block_bytes, half * block_bytes};
 }
 
 std::string command_text(const std::vector<std::string>& arguments) {

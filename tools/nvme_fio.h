@@ -14,6 +14,15 @@ struct FioRun {
   double cpu_seconds_per_gb = 0;  // user and system time of the job's thread
 };
 
+// The part of the file that one run goes through, again and again.
+struct FioPlace {
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+
+  // Half of a file of `file_bytes`, beginning elsewhere in each pair, at a whole block.
+  static FioPlace of_pair(std::size_t pair, std::uint64_t file_bytes, std::uint64_t block_bytes);
+};
+
 // Thread rule: one thread at a time. fio is killed when this process is.
 class Fio {
  public:
@@ -23,11 +32,15 @@ class Fio {
   const std::string& version() const { return version_; }
   // Patterns that fio has a counterpart of: read, overwrite, mix.
   static bool can(bench::Pattern pattern);
-  // The arguments for one run of `seconds` over the first `bytes` of the file at `path`.
+  // Whether enough huge pages are reserved and free for its buffers (vm.nr_hugepages). Ours always
+  // lie in (transparent) huge pages; a drive that takes few segments per request is far slower
+  // from ordinary ones.
+  static bool huge_pages(const bench::Cell& cell);
+  // The arguments for one run of `seconds` over `place` in the file at `path`.
   static std::vector<std::string> arguments(const bench::Cell& cell, const std::string& path,
-                                            std::uint64_t bytes, double seconds);
+                                            const FioPlace& place, double seconds);
   // Throws Error(unavailable) with what fio said.
-  FioRun run(const bench::Cell& cell, const std::string& path, std::uint64_t bytes,
+  FioRun run(const bench::Cell& cell, const std::string& path, const FioPlace& place,
              double seconds) const;
 
  private:

@@ -52,6 +52,7 @@ void add_fio(json& out, const FioComparison& fio) {
   out["fio_samples_gb_s"] = fio.gb_s;
   out["fio_cpu_seconds_per_gb"] = fio.cpu_seconds_per_gb;
   out["fio_command"] = fio.command;
+  out["fio_huge_pages"] = fio.huge_pages;
   out["ratio_to_fio"] = fio.speed.ratio;
   out["ratio_interval"] = interval(fio.speed.interval);
   out["ratio_pairs"] = fio.speed.ratios;

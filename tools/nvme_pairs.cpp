@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <thread>
 
 #include "terrace/error.h"
 #include "tiers/topology.h"
@@ -51,6 +52,15 @@ struct Series {
 Nanoseconds pair_slice(Nanoseconds left, double series, double overhead, double most) {
   const double each = to_seconds(left) / (2 * (bench::kLeastPairs + 2) * series) - overhead;
   return from_seconds(std::clamp(each, 0.03, most));
+}
+
+FioComparison compared(const Series& speed, const Series& cpu) {
+  FioComparison fio;
+  fio.gb_s = speed.second;
+  fio.speed = bench::compare_pairs(speed.first, speed.second);
+  fio.cpu = bench::compare_pairs(cpu.first, cpu.second);
+  fio.cpu_seconds_per_gb = bench::median(cpu.second);
+  return fio;
 }
 
 }  // namespace
@@ -235,24 +245,37 @@ void DriveSession::compare_with_fio(CellResult& cell, Nanoseconds deadline) {
   options_.progress("fio and terrace in turn: " + pattern_name(cell.cell.pattern));
   const auto before = bench::machine_counters(facts().folder);
   const auto length =
-      pair_slice(deadline - now(), 1, kSliceOverheadSeconds + kFioOverheadSeconds / 2, 0.3);
+      pair_slice(deadline - now(), 1, kSliceOverheadSeconds + kFioOverheadSeconds, 0.3);
   const auto& path = drive_->file().path;
   const auto bytes = drive_->written_bytes() / cell.cell.block_bytes * cell.cell.block_bytes;
   Series speed;
   Series cpu;
   std::uint64_t foreign = 0;
-  const auto pair = 2 * length + from_seconds(kFioOverheadSeconds);
+  // fio lets the drive rest while it starts and ends, after which many a drive is faster for a
+  // while: ours get the same rest.
+  auto rest = from_seconds(kFioOverheadSeconds);
+  const auto pair = 2 * length + 2 * rest;
   while (speed.size() < kMostPairs && now() + pair < deadline && !stopped() && writes_allowed()) {
     double our_cpu = 0;
     double fio_cpu = 0;
+    // Both read and write the same place, another one in every pair.
+    const auto place = FioPlace::of_pair(speed.size(), bytes, cell.cell.block_bytes);
     speed.add(
         [&] {
-          const auto sample = drive_->measure(cell.cell, {Nanoseconds{0}, length});
+          std::this_thread::sleep_for(rest / 2);
+          const auto sample = drive_->measure(
+              cell.cell, {.warm_up = Nanoseconds{0},
+                          .measure = length,
+                          .same_data = true,
+                          .first_block = place.offset / cell.cell.block_bytes});
+          std::this_thread::sleep_for(rest / 2);
           our_cpu = sample.cpu_seconds_per_gb;
           return sample.whole_gb_s;
         },
         [&] {
-          const auto run = options_.fio->run(cell.cell, path, bytes, to_seconds(length));
+          const auto began = now();
+          const auto run = options_.fio->run(cell.cell, path, place, to_seconds(length));
+          rest = std::max(Nanoseconds{0}, now() - began - length);
           fio_cpu = run.cpu_seconds_per_gb;
           if (bench::writes(cell.cell.pattern)) {
             foreign += static_cast<std::uint64_t>(run.gb_s * 1e9 * to_seconds(length));
@@ -264,12 +287,10 @@ void DriveSession::compare_with_fio(CellResult& cell, Nanoseconds deadline) {
   }
   if (stopped() || speed.size() == 0) return;
   fio_written_ += foreign;
-  FioComparison fio;
-  fio.gb_s = speed.second;
-  fio.speed = bench::compare_pairs(speed.first, speed.second);
-  fio.cpu = bench::compare_pairs(cpu.first, cpu.second);
-  fio.cpu_seconds_per_gb = bench::median(cpu.second);
-  fio.command = command_text(Fio::arguments(cell.cell, path, bytes, to_seconds(length)));
+  auto fio = compared(speed, cpu);
+  fio.command = command_text(Fio::arguments(
+      cell.cell, path, FioPlace::of_pair(0, bytes, cell.cell.block_bytes), to_seconds(length)));
+  fio.huge_pages = Fio::huge_pages(cell.cell);
   if (fio.speed.too_noisy) {
     fio.noise = fmt::format(
         "{} pairs, interval {:.2f} wide; {}", speed.size(), fio.speed.interval.width(),

@@ -37,6 +37,7 @@ struct FioComparison {
   bench::PairedRatio cpu;         // CPU seconds per GB, ours over fio's
   double cpu_seconds_per_gb = 0;  // fio's, median
   std::string command;
+  bool huge_pages = false;  // fio's buffers lie in them, as ours do
   std::string noise;  // what disturbed it, when it is too noisy
 };
 

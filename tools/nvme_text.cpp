@@ -66,6 +66,7 @@ void pattern_table(Out out, const DriveResult& drive) {
 void fio_table(Out out, const DriveResult& drive) {
   if (!drive.fio_note.empty()) fmt::format_to(out, "\n  fio: {}\n", drive.fio_note);
   bool head = false;
+  bool ordinary_pages = false;
   for (const auto& cell : drive.cells) {
     if (!cell.fio) continue;
     if (!head) {
@@ -82,6 +83,13 @@ void fio_table(Out out, const DriveResult& drive) {
                    fmt::format("{:.2f} [{:.2f}, {:.2f}]", fio.cpu.ratio, fio.cpu.interval.low,
                                fio.cpu.interval.high));
     if (fio.speed.too_noisy) fmt::format_to(out, "    too noisy: {}\n", fio.noise);
+    ordinary_pages |= !fio.huge_pages;
+  }
+  if (ordinary_pages) {
+    fmt::format_to(out,
+                   "    fio's buffers lay in ordinary pages, ours in huge ones, which alone may "
+                   "explain a ratio above 1:\n    reserve some for fio (sysctl "
+                   "vm.nr_hugepages=64) and measure again\n");
   }
 }
 
