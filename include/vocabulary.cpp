@@ -84,7 +84,7 @@ std::string_view to_string(TensorClass tensor_class) {
 std::string_view to_string(Content content) {
   return name_of(std::array<std::string_view, kContentCount>{
                      "parameter", "gradient", "master_weight", "momentum", "variance", "activation",
-                     "activation_gradient", "workspace"},
+                     "activation_gradient", "workspace", "gradient_sum"},
                  content);
 }
 
@@ -166,9 +166,6 @@ void validate(const ModelSpec& model) {
   const auto refuse = [](const std::string& message) {
     return Error(ErrorCode::invalid_argument, message);
   };
-  if (model.parameter_dtype == DType::fp16 || model.gradient_dtype == DType::fp16) {
-    throw refuse("parameters and gradients in fp16 are not available yet; choose bf16 or fp32");
-  }
   if (model.layers.empty()) throw refuse("the model has no layers");
   std::set<std::string_view> layer_names;
   std::set<std::string_view> tensor_names;

@@ -13,6 +13,8 @@
 namespace terrace {
 namespace {
 
+constexpr double kUsualNorm = 1.0;
+
 std::filesystem::path normal(const std::string& directory) {
   return (std::filesystem::path(directory) / "").lexically_normal();
 }
@@ -40,6 +42,22 @@ void settle_directories(ConfigDraft& draft) {
   }
 }
 
+// terrace.clip says whether, gradient_clipping how much; either may be left out.
+void settle_clipping(const ConfigReader& top, ConfigDraft& draft) {
+  const double norm = draft.gradient_clipping.value_or(draft.clip == "global" ? kUsualNorm : 0);
+  if (draft.clip == "none") {
+    if (norm > 0) {
+      draft.note(top, "gradient_clipping", "has no effect, as terrace.clip is \"none\"");
+    }
+    return;
+  }
+  if (draft.clip == "global" && norm == 0) {
+    top.refuse("gradient_clipping",
+               "0 is no norm to clip to, which terrace.clip \"global\" asks for; write 1.0");
+  }
+  draft.config.gradient_clipping = norm;
+}
+
 // Checks what no block can check alone.
 void finish(const ConfigReader& top, ConfigDraft& draft) {
   settle_directories(draft);
@@ -48,13 +66,7 @@ void finish(const ConfigReader& top, ConfigDraft& draft) {
                 draft.directory_wanted_by +
                     ": device nvme needs the path of a directory, here or in terrace.nvme");
   }
-  if (draft.gradient_clipping == 0) return;
-  if (draft.clip != "none") {
-    top.refuse("gradient_clipping",
-               "clipping by the global norm is not available yet; write 0, or terrace.clip "
-               "\"none\" to train without");
-  }
-  draft.note(top, "gradient_clipping", "has no effect, as terrace.clip is \"none\"");
+  settle_clipping(top, draft);
 }
 
 Config parse(std::string_view text) {

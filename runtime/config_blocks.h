@@ -12,7 +12,7 @@ namespace terrace {
 // A configuration while it is read: the result, and what only makes sense once all is known.
 struct ConfigDraft {
   Config config;
-  double gradient_clipping = 0;           // as asked for; 0: none
+  std::optional<double> gradient_clipping;  // as asked for; 0: none
   std::optional<std::string> clip;        // terrace.clip
   std::string directory_wanted_by;        // path of a key that needs a directory on a drive
   std::string directory_named_by;         // path of the key that named offload_directory

@@ -79,14 +79,28 @@ void read_optimizer(ConfigReader& r, ConfigDraft& draft) {
   }
 }
 
-void read_fp16(ConfigReader& r) {
-  if (r.flag("enabled").value_or(false)) {
-    r.refuse("enabled", "fp16 is not available yet; write false, and bf16.enabled true");
+void read_fp16(ConfigReader& r, Config& config) {
+  auto& scale = config.loss_scale;
+  scale.enabled = r.flag("enabled").value_or(false);
+  scale.constant = r.number("loss_scale").value_or(scale.constant);
+  if (!(scale.constant >= 0 && scale.constant <= 0x1p60)) {
+    r.expect("loss_scale", "0 (dynamic) or a positive factor up to 2^60");
   }
-  for (const char* key :
-       {"loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"}) {
-    r.number(key);  // of loss scaling, which nothing else needs
+  const auto whole = [&](const char* key, CountRange range, std::uint32_t& value) {
+    if (const auto given = r.count(key, range)) value = static_cast<std::uint32_t>(*given);
+  };
+  whole("initial_scale_power", {0, 60}, scale.initial_power);
+  whole("loss_scale_window", {1, 1000000000}, scale.window);
+  whole("hysteresis", {1, 1000000000}, scale.hysteresis);
+  scale.minimum = r.number("min_loss_scale").value_or(scale.minimum);
+  if (!(scale.minimum > 0 && scale.minimum <= 0x1p60)) {
+    r.expect("min_loss_scale", "a positive factor up to 2^60");
   }
+  if (!scale.enabled) return;
+  if (config.parameter_dtype == DType::bf16) {
+    r.refuse("enabled", "bf16.enabled is true as well; choose one of them");
+  }
+  config.parameter_dtype = DType::fp16;
 }
 
 // The tier of an offload block; nothing when the device is none, which leaves it to the planner.
@@ -218,17 +232,17 @@ void read_aio(ConfigReader& r, ConfigDraft& draft) {
 
 void read_standard_blocks(ConfigReader& top, ConfigDraft& draft) {
   read_batch(top, draft.config);
-  draft.gradient_clipping = top.number("gradient_clipping").value_or(0);
-  if (!(draft.gradient_clipping >= 0)) {
+  draft.gradient_clipping = top.number("gradient_clipping");
+  if (draft.gradient_clipping && !(*draft.gradient_clipping >= 0)) {
     top.expect("gradient_clipping", "a norm that is not negative");
   }
   top.object("optimizer", [&](ConfigReader& r) { read_optimizer(r, draft); });
-  top.object("fp16", read_fp16);
   top.object("bf16", [&](ConfigReader& r) {
     if (const auto enabled = r.flag("enabled")) {
       draft.config.parameter_dtype = *enabled ? DType::bf16 : DType::fp32;
     }
   });
+  top.object("fp16", [&](ConfigReader& r) { read_fp16(r, draft.config); });
   top.object("zero_optimization", [&](ConfigReader& r) { read_zero(r, draft); });
   top.object("aio", [&](ConfigReader& r) { read_aio(r, draft); });
 }

@@ -113,11 +113,11 @@ void read_protection(ConfigReader& r, StoreConfig& store) {
 
 void read_clip(ConfigReader& r, ConfigDraft& draft) {
   draft.clip = r.text("clip");
-  if (!draft.clip || *draft.clip == "none") return;
-  if (*draft.clip == "global" || *draft.clip == "speculative") {
-    r.refuse("clip", "clipping by the global norm is not available yet; write \"none\"");
+  if (!draft.clip || *draft.clip == "none" || *draft.clip == "global") return;
+  if (*draft.clip == "speculative") {
+    r.refuse("clip", "clipping on suspicion is not available yet; write \"global\"");
   }
-  r.expect("clip", "\"none\"");
+  r.expect("clip", "\"none\" or \"global\"");
 }
 
 }  // namespace

@@ -40,6 +40,12 @@ MeasuredSpeeds given_speeds(const Config& config, const Speeds& speeds) {
   return given;
 }
 
+// Clipping and loss scaling need all gradients before the first update.
+UpdateTime update_time_of(const Config& config) {
+  return config.gradient_clipping > 0 || config.loss_scale.enabled ? UpdateTime::deferred
+                                                                   : UpdateTime::overlapped;
+}
+
 Config with_drives(Config config) {
   config.io.drives = static_cast<std::uint32_t>(std::max<std::size_t>(1, config.nvme.size()));
   return config;
@@ -49,7 +55,9 @@ Config with_drives(Config config) {
 
 EngineImpl::EngineImpl(const Config& config, const ModelSpec& model,
                        const Initializer& initializer, EnginePorts ports)
-    : config_(with_drives(config)), layout_(model, config.segment) {
+    : config_(with_drives(config)),
+      layout_(model, config.segment),
+      scaler_(config.loss_scale) {
   check_config(config);
   device_ = device_for(config, ports);
   budgets_of(config, *device_, std::vector<std::uint32_t>(config.nvme.size(), 1));  // or refused
@@ -60,7 +68,7 @@ EngineImpl::EngineImpl(const Config& config, const ModelSpec& model,
   try {
     plans_.emplace(plan_engine({layout_, budget, config.placement, speeds_.speeds,
                                 config.sub_group_elements, config.prefetch_elements,
-                                durability}));
+                                durability, update_time_of(config)}));
   } catch (const Error& error) {
     if (error.code() != ErrorCode::out_of_budget || config.budget.nvme) throw;
     throw Error(error.code(), error.what() + free_text(config.nvme));
@@ -205,6 +213,10 @@ LayerView Step::forward(LayerId layer) {
 LayerView Step::backward(LayerId layer) {
   TERRACE_CHECK(engine_ != nullptr);
   return engine_->use(pass_, {Phase::backward, layer});
+}
+double Step::loss_scale() const {
+  TERRACE_CHECK(engine_ != nullptr);
+  return engine_->loss_scale();
 }
 StepReport Step::finish(const TrainerState& state) {
   TERRACE_CHECK(engine_ != nullptr);

@@ -12,6 +12,7 @@
 #include "runtime/calibrate.h"
 #include "runtime/engine_store.h"
 #include "runtime/executor_thread.h"
+#include "runtime/gradient_rules.h"
 #include "runtime/home_access.h"
 #include "runtime/planner.h"
 #include "terrace/engine.h"
@@ -27,34 +28,17 @@ class EngineImpl {
              EnginePorts ports);
   ~EngineImpl() {
     abandon(pass_);
+    try {
+      settle();
+    } catch (const Error&) {
+      // The step that had failed has told so, or its end will be missed by a resume, which tells.
+    }
     stop();
   }
 
   // ---- steps
 
-  void begin(bool evaluation, const StepOptions& options) {
-    if (alive_) {
-      throw Error(ErrorCode::invalid_argument,
-                  "a step is still alive; finish or destroy it before the next one begins");
-    }
-    if (leased_) {
-      throw Error(ErrorCode::invalid_argument,
-                  "a layer view of an earlier step is still alive; let it end first");
-    }
-    thread_->check();
-    const double rate = options.learning_rate.value_or(config_.learning_rate);
-    const auto scalars = adam_scalars(config_.optimizer, rate, steps_ + 1);
-    begin_time_ = steady_clock().now();
-    compute_before_ = compute_seconds();
-    const PassKind kind = evaluation ? PassKind::evaluation : kind_of(steps_ + 1);
-    thread_->begin({kind, scalars, steps_ + 1});
-    ++pass_;
-    alive_ = true;
-    cancelled_ = false;
-    kind_ = kind;
-    position_ = 0;
-  }
-
+  void begin(bool evaluation, const StepOptions& options);
   Step make_step() { return Step(this, pass_); }
 
   LayerView use(std::uint64_t pass, LayerUse wanted);
@@ -67,31 +51,8 @@ class EngineImpl {
     ++position_;
   }
 
-  StepReport finish(std::uint64_t pass, const TrainerState& state) {
-    refuse_over(pass);
-    refuse_cancelled();
-    thread_->check();  // before what is missing because of it
-    const auto& uses = plan().schedule.uses;
-    if (leased_) throw Error(ErrorCode::invalid_argument, "a layer view is still alive");
-    if (position_ < uses.size()) {
-      throw Error(ErrorCode::invalid_argument,
-                  "the step is not complete: " + name(uses[position_]) + " comes next, and " +
-                      std::to_string(uses.size() - position_) + " uses are missing");
-    }
-    thread_->wait_for_updates();
-    alive_ = false;
-    const bool evaluation = kind_ == PassKind::evaluation;
-    if (!evaluation) ++steps_;
-    StepReport report;
-    report.step = steps_;
-    report.seconds = to_seconds(steady_clock().now() - begin_time_);
-    report.compute_seconds = compute_seconds() - compute_before_;
-    report.stall_seconds = std::max(0.0, report.seconds - report.compute_seconds);
-    std::string kept = state && !evaluation ? state(report) : std::string{};
-    check_trainer(kept);
-    thread_->finish_pass(std::move(kept));
-    return report;
-  }
+  StepReport finish(std::uint64_t pass, const TrainerState& state);
+  double loss_scale() const { return scaler_.scale(); }
 
   // A step that is destroyed unfinished; errors are kept for the next call.
   void abandon(std::uint64_t pass) noexcept {
@@ -116,6 +77,7 @@ class EngineImpl {
     const auto place = layout_.find(tensor);
     const auto range = layout_.block(place.layer).tensors[place.index];
     if (alive_) throw Error(ErrorCode::invalid_argument, "read() is for between steps");
+    settle();
     if (class_of(content) != TensorClass::parameter &&
         class_of(content) != TensorClass::optimizer_state) {
       throw Error(ErrorCode::invalid_argument,
@@ -128,17 +90,20 @@ class EngineImpl {
                       std::to_string(first + values.size()) + ") is outside");
     }
     const Bytes size = layout_.element_size(content);
+    const DType dtype =
+        content == Content::parameter ? layout_.model().parameter_dtype : DType::fp32;
     const Bytes offset = (range.first + first) * size;
     with_homes([&](HomeAccess& homes) {
       homes.read(content, place.layer, offset, values.size() * size,
                  [&](std::span<const std::byte> bytes, Bytes at_offset) {
-                   widen(bytes, size, values.subspan((at_offset - offset).count / size.count));
+                   widen(bytes, dtype, values.subspan((at_offset - offset).count / size.count));
                  });
     });
   }
 
   void drain() {
     if (alive_) throw Error(ErrorCode::invalid_argument, "drain() is for between steps");
+    settle();
     thread_->wait_until_idle();
   }
 
@@ -149,10 +114,11 @@ class EngineImpl {
                   "there is no store to commit to: name an nvme directory and keep two slots");
     }
     check_trainer(trainer);
+    settle();
     thread_->run_idle([&](SegmentStore& nvme) {
       HomeAccess homes(layout_, plans_->engine.map, *store_, *device_, nvme);
       homes.flush_homes(steps_);
-      nvme.commit_now(steps_, trainer);
+      nvme.commit_now(steps_, with_scaler(trainer));
     });
   }
 
@@ -230,11 +196,24 @@ class EngineImpl {
 
   double compute_seconds() { return at(thread_->stats(), Lane::compute).busy_seconds; }
 
-  PassKind kind_of(std::uint64_t step) const {
-    const bool durable = plans_->engine.map.durable.count > 0;
-    return durable && step % config_.store.commit_interval == 0 ? PassKind::committing
-                                                                 : PassKind::training;
+  bool deferred() const { return plans_->engine.update_time == UpdateTime::deferred; }
+
+  bool commits_at(std::uint64_t step) const {
+    return plans_->engine.map.durable.count > 0 && step % config_.store.commit_interval == 0;
   }
+
+  // What a commit keeps: the loss scale before the trainer's own bytes.
+  std::string with_scaler(const std::string& trainer) const {
+    return config_.loss_scale.enabled ? scaler_.save() + trainer : trainer;
+  }
+
+  void refuse_unfinished(std::uint64_t pass) const;
+  // Makes the pending updates, without a step.
+  void settle();
+  PassOptions take_pending(PassKind plain, PassKind committing);
+  void judge_gradients(StepReport& report);
+  void defer(const StepReport& report, std::string kept);
+  double measured_norm(double factor) const;
 
   static void check_trainer(const std::string& state) {
     if (state.size() <= most_trainer_bytes()) return;
@@ -250,7 +229,9 @@ class EngineImpl {
     auto nvme = std::make_unique<SegmentStore>(
         io, store_options(config_, layout_, plans_->engine.map, speeds_.drives));
     resumed_ = nvme->resumed();
-    if (resumed_) trainer_state_ = resumed_->trainer;
+    if (!resumed_) return nvme;
+    trainer_state_ = resumed_->trainer;
+    if (config_.loss_scale.enabled) scaler_.restore(trainer_state_);
     return nvme;
   }
 
@@ -268,16 +249,17 @@ class EngineImpl {
     });
   }
 
-  static void widen(std::span<const std::byte> bytes, Bytes element, std::span<float> values) {
-    const std::size_t count = bytes.size() / element.count;
-    if (element == size_of(DType::fp32)) {
-      std::memcpy(values.data(), bytes.data(), bytes.size());
-      return;
-    }
-    for (std::size_t i = 0; i < count; ++i) {
-      bfloat16 narrow;
-      std::memcpy(&narrow, bytes.data() + i * sizeof narrow, sizeof narrow);
-      values[i] = to_float(narrow);
+  static void widen(std::span<const std::byte> bytes, DType dtype, std::span<float> values) {
+    const auto narrow = [&](auto value) {
+      for (std::size_t i = 0; i < bytes.size() / sizeof value; ++i) {
+        std::memcpy(&value, bytes.data() + i * sizeof value, sizeof value);
+        values[i] = to_float(value);
+      }
+    };
+    switch (dtype) {
+      case DType::fp32: std::memcpy(values.data(), bytes.data(), bytes.size()); break;
+      case DType::bf16: narrow(bfloat16{}); break;
+      case DType::fp16: narrow(float16{}); break;
     }
   }
 
@@ -292,6 +274,17 @@ class EngineImpl {
   std::optional<CommitRecord> resumed_;  // written, as the next, on the executor's thread while
   std::string trainer_state_;            // it starts
   std::optional<ExecutorThread> thread_;  // destroyed first
+
+  // A finished step whose updates are still to be made.
+  struct Pending {
+    AdamScalars scalars;
+    std::uint64_t step = 0;
+    bool commits = false;
+    std::string trainer;
+  };
+  std::optional<Pending> pending_;
+  LossScaler scaler_;
+  double learning_rate_ = 0;  // of the present step
 
   std::uint64_t steps_ = 0;
   std::uint64_t pass_ = 0;  // number of the present or last step or pass

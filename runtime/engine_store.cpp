@@ -64,6 +64,9 @@ std::uint64_t model_hash(const ModelSpec& model) {
 
 StoreIdentity identity_of(const Config& config, const ModelSpec& model) {
   StoreIdentity identity = config.store.identity;
+  if (config.loss_scale.enabled) {
+    identity.emplace_back("loss_scale", config.loss_scale.constant > 0 ? "constant" : "dynamic");
+  }
   identity.emplace_back("layers", std::to_string(model.layers.size()));
   identity.emplace_back("parameters", std::to_string(parameter_count(model)));
   identity.emplace_back("parameter_dtype", std::string(to_string(model.parameter_dtype)));
@@ -169,6 +172,7 @@ DurabilityInput durability_of(const Config& config, const std::vector<DriveSpeed
   DurabilityInput durability;
   durability.two_slots = !config.nvme.empty() && config.store.slots == 2;
   durability.commit_interval = config.store.commit_interval;
+  durability.keeps_bytes = config.loss_scale.enabled;
   if (!drives.empty()) durability.weights = stripe_weights(stripe_speeds(drives));
   return durability;
 }

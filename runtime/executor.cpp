@@ -20,8 +20,10 @@ std::size_t index_of(Lane lane) { return static_cast<std::size_t>(lane); }
 
 RunnablePlans::RunnablePlans(EnginePlan plan) : engine(std::move(plan)) {
   for (const auto before : kPassKinds) {
+    if (!exists(before, engine.update_time)) continue;
     dependents_[index_of(before)] = dependents_of(engine.plan(before));
     for (const auto after : kPassKinds) {
+      if (!may_follow(before, after, engine.update_time)) continue;
       const auto& boundary = engine.between(before, after);
       waits_across_[index_of(before)][index_of(after)] =
           boundary_waits(engine.plan(after), boundary);
@@ -40,6 +42,9 @@ Executor::~Executor() { TERRACE_CHECK(owed_ == 0); }
 
 std::uint64_t Executor::begin(const PassOptions& options) {
   TERRACE_CHECK(can_begin());
+  TERRACE_CHECK(passes_.empty() || may_follow(passes_.back().options.kind, options.kind,
+                                              context_.plans.engine.update_time));
+  bad_gradient_.reset();
   Pass next;
   next.number = next_number_++;
   next.options = options;
@@ -61,8 +66,7 @@ std::uint64_t Executor::begin(const PassOptions& options) {
 
 void Executor::finish_pass(std::string trainer) {
   if (passes_.empty()) return;  // there was nothing left to commit
-  passes_.back().finished = true;
-  passes_.back().trainer = std::move(trainer);
+  if (!passes_.back().options.trainer) passes_.back().options.trainer = std::move(trainer);
 }
 
 Executor::Pass* Executor::find_pass(std::uint64_t number) {
@@ -131,19 +135,54 @@ bool Executor::cancel() {
           "resumes at its last commit"});
     return false;
   }
+  drop_unstarted(last);
+  lease_wanted_ = false;
+  // What is left may have been ordered by what was dropped: it goes on when all else has ended.
+  quieting_ = true;
+  retire_passes();
+  return true;
+}
+
+void Executor::drop_unstarted(Pass& last) {
   for (auto& queue : queues_) {
-    while (!queue.empty() && queue.back().pass == last.number) {
-      const OpRef ref = queue.back();
-      queue.pop_back();
+    std::deque<OpRef> kept;
+    for (const OpRef ref : queue) {
+      if (ref.pass != last.number || last.plan->operations[ref.op].pending) {
+        kept.push_back(ref);
+        continue;
+      }
       last.ops[ref.op].stage = Stage::done;
       --last.open;
     }
+    queue = std::move(kept);
   }
   last.open_results = 0;
-  for (const auto& op : last.ops) last.open_results += op.stage == Stage::issued ? 1 : 0;
-  lease_wanted_ = false;
-  retire_passes();
-  return true;
+  for (OpIndex op = 0; op < last.ops.size(); ++op) {
+    const Lane lane = lane_of(last.plan->operations[op].kind);
+    const bool result = lane == Lane::compute || lane == Lane::adam;
+    if (result && last.ops[op].stage != Stage::done) ++last.open_results;
+  }
+}
+
+// Nothing is in flight: only what has not started can be waited for.
+void Executor::resume_pending() {
+  quieting_ = false;
+  if (passes_.empty()) return;
+  Pass& last = passes_.back();
+  const Pass* previous = passes_.size() > 1 ? &passes_.front() : nullptr;
+  for (OpIndex op = 0; op < last.ops.size(); ++op) {
+    auto& waits = last.ops[op].waits;
+    waits = 0;
+    for (const auto other : last.plan->dependencies_of(op)) {
+      if (last.ops[other].stage != Stage::done) ++waits;
+    }
+    if (previous == nullptr) continue;
+    const auto& links =
+        context_.plans.waits_across(previous->options.kind, last.options.kind).of(op);
+    for (const auto other : links) {
+      if (previous->ops[other].stage != Stage::done) ++waits;
+    }
+  }
 }
 
 // ---- leases
@@ -207,6 +246,10 @@ bool Executor::settle() {
 }
 
 void Executor::start_ready() {
+  if (quieting_) {
+    if (owed_ > 0) return;
+    resume_pending();
+  }
   bool progress = true;
   while (progress && !failure_) {
     progress = false;
@@ -222,7 +265,7 @@ bool Executor::start_lane(Lane lane) {
   const OpRef ref = queue.front();
   if (state(ref).waits > 0) return false;
   if (lane == Lane::compute && (!lease_wanted_ || leased_)) return false;
-  if (lane == Lane::commit && !pass(ref.pass).finished) return false;
+  if (lane == Lane::commit && !pass(ref.pass).options.trainer) return false;
   if (!start(ref)) return false;
   queue.pop_front();
   return true;
@@ -253,7 +296,8 @@ void Executor::complete(const Completion& completion) {
   } else {
     account(ref, completion.start, completion.end, {completion.bytes});
   }
-  if (lane == Lane::adam && op.hashes) check_and_stage(ref);
+  if (operation(ref).kind == OpKind::measure) note_bad_gradient(ref);
+  if (operation(ref).kind == OpKind::update && op.hashes) check_and_stage(ref);
   if (op.parts == 0) finish(ref);
 }
 
@@ -307,7 +351,7 @@ std::string Executor::describe(OpRef ref) {
   if (what.kind == OpKind::commit) {
     return text.append(" step ").append(std::to_string(pass(ref.pass).options.step));
   }
-  if (lane_of(what.kind) != Lane::compute && what.kind != OpKind::update) {
+  if (lane_of(what.kind) != Lane::compute && lane_of(what.kind) != Lane::adam) {
     const auto& operand = pass(ref.pass).plan->operands_of(ref.op)[0];
     text.append(" ").append(to_string(operand.content));
   }

@@ -65,8 +65,17 @@ struct ExecutorContext {
 // One pass over the layers.
 struct PassOptions {
   PassKind kind = PassKind::training;
+  // Of the updates that it makes, which are the previous step's where they are deferred.
   AdamScalars scalars;
-  std::uint64_t step = 0;  // that it makes: from 1; the generation of what it writes
+  std::uint64_t step = 0;  // that they make: from 1; the generation of what is written
+  std::optional<std::string> trainer{};  // kept by the commit, which waits for it
+};
+
+// The first in the order of layers and elements.
+struct BadGradient {
+  LayerId layer;
+  std::uint64_t element = 0;  // of the block
+  friend auto operator<=>(const BadGradient&, const BadGradient&) = default;
 };
 
 // Thread rule: one thread makes all calls (the I/O engine's owner).
@@ -85,6 +94,8 @@ class Executor {
   std::uint64_t begin(const PassOptions& options);
   // The trainer is done with the newest pass; a commit keeps `trainer` with the state.
   void finish_pass(std::string trainer);
+  // What the newest pass measured so far.
+  const std::optional<BadGradient>& bad_gradient() const { return bad_gradient_; }
 
   // The trainer wants the layer of the pass's next use.
   void request_lease();
@@ -92,8 +103,9 @@ class Executor {
   // The trainer has enqueued its work.
   void release_lease();
 
-  // Drops every operation of the newest pass that has not started. False when an update has
-  // started: then some layers are updated and some are not, and the executor has failed.
+  // Drops every operation of the newest pass that has not started, pending ones apart. False when
+  // an update of its own has started: then some layers are updated and some are not, and the
+  // executor has failed.
   bool cancel();
 
   // All layer functions and updates of the newest pass have ended.
@@ -118,6 +130,7 @@ class Executor {
 
   // Hashes of the tiles that an operation moves or updates.
   struct OpHashes {
+    std::uint64_t not_finite = 0;      // measurements: an element of the run
     std::vector<std::uint64_t> tiles;      // reads and writes
     std::array<std::vector<std::uint64_t>, kOptimizerStateCount> before;     // updates
     std::array<std::vector<std::uint64_t>, kOptimizerStateCount + 1> after;  // parameter last
@@ -144,8 +157,6 @@ class Executor {
     std::uint64_t number = 0;
     PassOptions options;
     const StepPlan* plan = nullptr;
-    bool finished = false;         // by the trainer
-    std::string trainer;
     std::vector<OpState> ops;
     std::size_t open = 0;          // operations that are not done
     std::size_t open_results = 0;  // of them, layer uses and updates
@@ -165,6 +176,8 @@ class Executor {
 
   void count_waits(Pass& next);
   void satisfy_dependents(OpRef ref, bool issued);
+  void drop_unstarted(Pass& last);
+  void resume_pending();
 
   void collect(Nanoseconds timeout);
   void start_ready();
@@ -177,6 +190,9 @@ class Executor {
   void start_commit(OpRef ref);
   void start_copy(OpRef ref);
   void start_update(OpRef ref);
+  void start_measure(OpRef ref);
+  std::vector<AdamRange> real_elements(const Operation& operation) const;
+  void note_bad_gradient(OpRef ref);
   static void ask_for_hashes(OpState& op, std::span<const Operand> operands, AdamRun& run);
   void start_use(OpRef ref);
   void wait_for_device_dependencies(OpRef ref, StreamId stream);
@@ -202,6 +218,8 @@ class Executor {
   std::array<std::deque<OpRef>, kLaneCount> queues_;
   std::array<std::size_t, kLaneCount> in_flight_{};
   std::size_t owed_ = 0;  // completions
+  std::optional<BadGradient> bad_gradient_;
+  bool quieting_ = false;  // after a cancelled pass: nothing starts until all that has is done
   bool lease_wanted_ = false;
   bool leased_ = false;
   OpRef lease_;

@@ -1,5 +1,6 @@
 // The other half of Executor: how each kind of operation is started, and what it is checked for.
 #include <algorithm>
+#include <utility>
 
 #include "nvme/checksum.h"
 #include "runtime/executor.h"
@@ -27,6 +28,7 @@ bool Executor::start(OpRef ref) {
     case OpKind::upload:
     case OpKind::download: start_copy(ref); return true;
     case OpKind::update: start_update(ref); return true;
+    case OpKind::measure: start_measure(ref); return true;
     case OpKind::forward:
     case OpKind::backward: start_use(ref); return true;
     case OpKind::commit: start_commit(ref); return true;
@@ -92,7 +94,7 @@ void Executor::start_commit(OpRef ref) {
   state(ref).parts = 1;
   ++owed_;
   ++in_flight_[index_of(Lane::commit)];
-  ports_.nvme.commit(ticket(ref), own.options.step, std::move(own.trainer));
+  ports_.nvme.commit(ticket(ref), own.options.step, *std::exchange(own.options.trainer, std::nullopt));
 }
 
 void Executor::wait_for_device_dependencies(OpRef ref, StreamId stream) {
@@ -145,11 +147,50 @@ void Executor::start_use(OpRef ref) {
   lease_wanted_ = false;
 }
 
-// The padding between tensors is left alone.
+// Without the padding between tensors.
+std::vector<AdamRange> Executor::real_elements(const Operation& operation) const {
+  std::vector<AdamRange> ranges;
+  for (const auto& tensor : context_.layout.block(operation.layer).tensors) {
+    const auto first = std::max(tensor.first, operation.elements.first);
+    const auto end = std::min(tensor.end(), operation.elements.end());
+    if (first < end) ranges.push_back({first - operation.elements.first, end - first});
+  }
+  return ranges;
+}
+
+void Executor::start_measure(OpRef ref) {
+  const auto& measured = operation(ref);
+  const auto operands = pass(ref.pass).plan->operands_of(ref.op);
+  auto& op = state(ref);
+  op.hashes = std::make_unique<OpHashes>();
+  GradientJob job;
+  job.whole = {context_.store.address(Tier::dram, operands[0].extent),
+               context_.layout.model().gradient_dtype, measured.elements.count};
+  job.counted = real_elements(measured);
+  job.leaves =
+      reinterpret_cast<double*>(context_.store.address(Tier::dram, operands[1].extent));
+  job.first_not_finite = &op.hashes->not_finite;
+  op.stage = Stage::issued;
+  op.parts = 1;
+  ++owed_;
+  ++in_flight_[index_of(Lane::adam)];
+  ports_.adam.submit_gradients(ticket(ref), std::move(job));
+}
+
+void Executor::note_bad_gradient(OpRef ref) {
+  auto& op = state(ref);
+  const auto& measured = operation(ref);
+  const auto element = op.hashes->not_finite;
+  op.hashes.reset();
+  if (element == kAllFinite || ref.pass != passes_.back().number) return;
+  const BadGradient bad{measured.layer, measured.elements.first + element};
+  if (!bad_gradient_ || bad < *bad_gradient_) bad_gradient_ = bad;
+}
+
 void Executor::start_update(OpRef ref) {
   Pass& own = pass(ref.pass);
-  own.updates_started = true;
   const auto& update = own.plan->operations[ref.op];
+  if (!update.pending) own.updates_started = true;
   const auto operands = own.plan->operands_of(ref.op);
   const auto pointer = [&](std::size_t operand, Content content) {
     TERRACE_CHECK(operands[operand].content == content);
@@ -165,11 +206,7 @@ void Executor::start_update(OpRef ref) {
   run.whole.parameter_dtype = context_.layout.model().parameter_dtype;
   run.whole.elements = update.elements.count;
   run.tile = tile_elements(context_.layout);
-  for (const auto& tensor : context_.layout.block(update.layer).tensors) {
-    const auto first = std::max(tensor.first, update.elements.first);
-    const auto end = std::min(tensor.end(), update.elements.end());
-    if (first < end) run.updated.push_back({first - update.elements.first, end - first});
-  }
+  run.updated = real_elements(update);
   auto& op = own.ops[ref.op];
   if (ports_.nvme.checksums()) ask_for_hashes(op, operands, run);
   op.stage = Stage::issued;

@@ -164,6 +164,13 @@ void ExecutorThread::wait_for_updates() {
   perform([](Executor& executor) { return executor.updates_done(); }, [](Executor&) {});
 }
 
+std::optional<BadGradient> ExecutorThread::bad_gradient() {
+  std::optional<BadGradient> bad;
+  perform([](Executor&) { return true; },
+          [&](Executor& executor) { bad = executor.bad_gradient(); });
+  return bad;
+}
+
 void ExecutorThread::wait_until_idle() {
   perform([](Executor& executor) { return executor.idle(); }, [](Executor&) {});
 }

@@ -38,6 +38,8 @@ class ExecutorThread {
   // Drops the pass that was begun last; see Executor::cancel().
   void cancel();
   void wait_for_updates();
+  // Of the pass whose updates were waited for.
+  std::optional<BadGradient> bad_gradient();
   void wait_until_idle();
 
   // Runs `task` on the executor's thread while nothing is in flight, and rethrows what it throws.

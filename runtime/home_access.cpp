@@ -19,6 +19,13 @@ std::span<std::byte> bounce_of(const MemoryMap& map, const TensorStore& store, B
   return store.arena().subspan(first.count, size.count / kPage.count * kPage.count);
 }
 
+template <class Narrow>
+auto narrowed(std::span<const float> values, Narrow narrow) {
+  std::vector<decltype(narrow(0.0F))> result(values.size());
+  std::transform(values.begin(), values.end(), result.begin(), narrow);
+  return result;
+}
+
 }  // namespace
 
 HomeAccess::HomeAccess(const ModelLayout& layout, const MemoryMap& map, const TensorStore& store,
@@ -65,6 +72,10 @@ void HomeAccess::read(Content content, LayerId layer, Bytes offset, Bytes size,
     const Bytes most{bounce_.size() / unit.count * unit.count};
     Bytes position = std::max(offset, home.data_offset);
     const Bytes end = std::min(offset + size, home_end);
+    if (home.tier == Tier::dram && position < end) {
+      piece({home_address(home, position), (end - position).count}, position);
+      continue;
+    }
     while (position < end) {
       const Bytes first =
           home.data_offset + (position - home.data_offset) / unit.count * unit.count;
@@ -72,16 +83,13 @@ void HomeAccess::read(Content content, LayerId layer, Bytes offset, Bytes size,
                                    home_end, first + most});
       TERRACE_CHECK(first < last);
       const auto bounce = bounce_.first((last - first).count);
-      const std::byte* bytes = bounce.data();
-      if (home.tier == Tier::dram) {
-        bytes = home_address(home, first);
-      } else if (home.tier == Tier::hbm) {
+      if (home.tier == Tier::hbm) {
         copy(kDeviceToHostStream, bounce.data(), home_address(home, first), last - first);
       } else {
         nvme_.read_now({home.extent.offset + (first - home.data_offset), last - first}, bounce);
       }
       const Bytes stop = std::min(last, end);
-      piece({bytes + (position - first).count, (stop - position).count}, position);
+      piece({bounce.data() + (position - first).count, (stop - position).count}, position);
       position = stop;
     }
   }
@@ -155,12 +163,14 @@ void HomeAccess::initialize_layer(LayerId layer, const Initializer& initializer)
 
 void HomeAccess::write_parameters(LayerId layer, std::uint64_t first,
                                   std::span<const float> values) {
-  if (layout_.model().parameter_dtype != DType::bf16) {
-    return write(Content::parameter, layer, {first * sizeof(float)}, std::as_bytes(values));
+  const auto write_as = [&](const auto& narrow) {
+    write(Content::parameter, layer, {first * sizeof narrow[0]}, std::as_bytes(std::span(narrow)));
+  };
+  switch (layout_.model().parameter_dtype) {
+    case DType::fp32: return write_as(values);
+    case DType::bf16: return write_as(narrowed(values, to_bfloat16));
+    case DType::fp16: return write_as(narrowed(values, to_float16));
   }
-  std::vector<bfloat16> narrow(values.size());
-  std::transform(values.begin(), values.end(), narrow.begin(), to_bfloat16);
-  write(Content::parameter, layer, {first * sizeof(bfloat16)}, std::as_bytes(std::span(narrow)));
 }
 
 void HomeAccess::restore() {

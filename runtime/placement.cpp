@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "terrace/adam.h"
+
 namespace terrace {
 namespace {
 
@@ -49,6 +51,15 @@ class HomeBuilder {
     place(content, layer, Tier::nvme, layout_.segment_range(layer, dram, segments - dram));
   }
 
+  void place_sums(LayerId layer) {
+    const Bytes size = round_up(Bytes{sizeof(double) * leaves_of(layout_.block(layer).elements)},
+                                kPage);
+    auto& resident = at(map_.resident, Tier::dram);
+    map_.gradient_sums.push_back({resident, size});
+    resident += size;
+    at(at(map_.resident_class, Tier::dram), TensorClass::gradient) += size;
+  }
+
   MemoryMap finish() {
     map_.peak = map_.resident;
     return std::move(map_);
@@ -79,9 +90,10 @@ Extent durable_extent(const MemoryMap& map, Content state, LayerId layer, Bytes 
   return {map.durable_base[index][layer.value] + offset, size};
 }
 
-MemoryMap assign_homes(const ModelLayout& layout, const Placement& placement, bool durable) {
+MemoryMap assign_homes(const ModelLayout& layout, const Placement& placement,
+                       const HomeOptions& options) {
   HomeBuilder builder(layout);
-  if (durable) builder.reserve_durable();
+  if (options.durable) builder.reserve_durable();
   for (std::uint32_t l = 0; l < layout.layers(); ++l) {
     const LayerId layer{l};
     const auto& where = placement[l];
@@ -94,6 +106,9 @@ MemoryMap assign_homes(const ModelLayout& layout, const Placement& placement, bo
     for (std::size_t s = 0; s < kOptimizerStateCount; ++s) {
       builder.split(kOptimizerStates[s], layer, where.state_dram_segments[s]);
     }
+    if (options.update_time == UpdateTime::overlapped) continue;
+    builder.split(Content::gradient, layer, layout.block(layer).segments);
+    builder.place_sums(layer);
   }
   return builder.finish();
 }

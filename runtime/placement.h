@@ -27,8 +27,13 @@ Placement all_on(const ModelLayout& layout, Tier tier);
 Extent durable_extent(const MemoryMap& map, Content state, LayerId layer, Bytes offset,
                       Bytes size);
 
+struct HomeOptions {
+  bool durable = false;  // NVMe begins with a place for every optimizer state, whatever its home
+  UpdateTime update_time = UpdateTime::overlapped;  // deferred: gradients have homes in DRAM
+};
+
 // Addresses for all homes: fills homes, resident and resident_class, and sets peak to resident.
-// With `durable`, NVMe begins with a place for every optimizer state, whatever its home.
-MemoryMap assign_homes(const ModelLayout& layout, const Placement& placement, bool durable);
+MemoryMap assign_homes(const ModelLayout& layout, const Placement& placement,
+                       const HomeOptions& options);
 
 }  // namespace terrace

@@ -22,7 +22,7 @@ const PlacementChoice& choice_of(const PlacementConfig& config, std::size_t stat
 }
 
 MemoryMap assign_all(const PlannerInput& input, const Placement& placement) {
-  auto map = assign_homes(input.layout, placement, input.durability.two_slots);
+  auto map = assign_homes(input.layout, placement, home_options(input));
   map.commit_bytes = input.durability.commit_bytes;
   return map;
 }
@@ -270,6 +270,9 @@ class Search {
 
   void try_leaf() {
     const auto map = homes(placement_);
+    for (const Tier tier : kTiers) {  // gradients that are kept lie in DRAM as well
+      if (at(map.resident, tier) > at(input_.budget, tier)) return;
+    }
     auto built = build_plan(input_.layout, schedule_, placement_, map, PlanShape{}, input_.budget);
     operations_ += built.operations;
     if (!built.plan) return;
@@ -297,8 +300,13 @@ void place_states(const PlannerInput& input, std::uint32_t l, LayerPlacement& wh
 
 LayerSchedule judged_schedule(const PlannerInput& input) {
   const auto& durability = input.durability;
-  return training_schedule(input.layout.layers(),
-                           durability.two_slots && durability.commit_interval == 1);
+  const bool always = durability.two_slots && durability.commit_interval == 1;
+  return schedule_of(always ? PassKind::committing : PassKind::training, input.layout.layers(),
+                     input.update_time);
+}
+
+HomeOptions home_options(const PlannerInput& input) {
+  return {input.durability.two_slots, input.update_time};
 }
 
 Placement base_placement(const PlannerInput& input, Tier tier) {

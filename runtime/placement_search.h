@@ -26,6 +26,8 @@ std::optional<Candidate> search_placements(const PlannerInput& input);
 // The placement with the least of HBM that the configuration allows, everything on `tier`.
 Placement base_placement(const PlannerInput& input, Tier tier);
 
+HomeOptions home_options(const PlannerInput& input);
+
 // The schedule that placements are judged by.
 LayerSchedule judged_schedule(const PlannerInput& input);
 

@@ -32,6 +32,7 @@ class PlanBuilder {
 
   StepPlan build() {
     const auto& uses = out_.plan.schedule.uses;
+    if (uses.empty()) return settle_only();
     const LayerId first = uses.front().layer;
     layers_[first.value].input = out_.allocate(Tier::hbm, Content::activation,
                                                layout_.input_size(first), end_of(first));
@@ -42,6 +43,12 @@ class PlanBuilder {
       while (drained_ + shape_.drain_lag <= position) drain(drained_++);
     }
     while (drained_ < uses.size()) drain(drained_++);
+    optimizer_.finish();
+    return std::move(out_.plan);
+  }
+
+  StepPlan settle_only() {
+    for (std::uint32_t l = 0; l < layers_.size(); ++l) optimizer_.settle(LayerId{l}, {});
     optimizer_.finish();
     return std::move(out_.plan);
   }
@@ -103,21 +110,24 @@ class PlanBuilder {
     out_.buffers.current_use = out_.plan.schedule.uses[position];
     const bool again = position > 0 && out_.plan.schedule.uses[position - 1].layer == layer;
     if (phase == Phase::backward && !kept_on_device(layer, position)) load_input(layer);
-    if (!again) load_parameters(layer);
+    if (!again) load_parameters(layer, phase == Phase::forward && optimizer_.settles());
   }
 
-  void load_parameters(LayerId layer) {
+  void load_parameters(LayerId layer, bool settle) {
     auto& parameter = layers_[layer.value].parameter;
     const auto pieces = homes_.of(Content::parameter, layer);
     if (placement_[layer.value].parameter_hbm) {
+      if (settle) optimizer_.settle(layer, {});
       parameter = pieces.empty() ? Extent{} : pieces.front().extent;
       return;
     }
     parameter = out_.allocate(Tier::hbm, Content::parameter,
                               layout_.block_size(layer, Content::parameter), end_of(layer));
+    if (settle) optimizer_.settle(layer, parameter);
     for (const auto& piece : pieces) {
       const Extent target = part(parameter, piece.data_offset, piece.extent.size);
       if (piece.tier == Tier::nvme) {
+        if (settle) continue;  // it came with the updates
         through_dram(true, Content::parameter, layer, piece.data_offset, piece.extent, target);
       } else {
         out_.transfer(OpKind::upload, Content::parameter, layer, piece.data_offset,

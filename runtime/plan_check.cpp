@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "terrace/adam.h"
 #include "tiers/residency.h"
 
 namespace terrace {
@@ -28,9 +29,15 @@ class Replay {
 
   void run(const StepPlan& plan) {
     ++pass_;
+    const bool deferred = plan.schedule.update_time == UpdateTime::deferred;
+    const bool updates = deferred ? plan.schedule.pending : plan.schedule.training;
+    made_ = plan.schedule.pending ? steps_ + 1 : steps_;
     for (op_ = 0; op_ < plan.operations.size(); ++op_) check(plan, plan.operations[op_]);
-    if (plan.schedule.training) ++steps_;
+    if (updates) ++steps_;
     check_homes();
+    if (!deferred || !plan.schedule.training) return;
+    gradients_ = pass_;
+    check_gradients();
   }
 
   std::vector<std::string> problems() { return std::move(problems_); }
@@ -55,12 +62,14 @@ class Replay {
       if (operand.extent.end() > at(plans_.map.peak, operand.tier)) {
         problem("an address lies outside the map");
       }
-      if (operand.extent.offset.count % kPage.count != 0) problem("an address is not aligned");
+      const bool page = operand.content != Content::gradient_sum;
+      if (page && operand.extent.offset.count % kPage.count != 0) problem("an address is not aligned");
     }
     switch (operation.kind) {
       case OpKind::forward:
       case OpKind::backward: use(operation, operands); break;
-      case OpKind::update: update(operation, operands); break;
+      case OpKind::update: update(plan, operation, operands); break;
+      case OpKind::measure: measure(operation, operands); break;
       case OpKind::commit: commit(operands); break;
       default: transfer(operation, operands);
     }
@@ -88,7 +97,8 @@ class Replay {
     for (const auto& operand : operands) {
       if (operand.tier != Tier::hbm) problem("a layer function uses bytes outside HBM");
       if (operand.content == Content::parameter) parameter = operand.extent.size;
-      if (reads(operand.access)) expect(operand, version(operand.content));
+      if (!reads(operand.access)) continue;
+      expect(operand, operand.content == Content::parameter ? made_ : version(operand.content));
     }
     for (const auto& operand : operands) {
       if (operand.content == Content::workspace) {
@@ -104,11 +114,17 @@ class Replay {
     }
   }
 
-  void update(const Operation& operation, std::span<const Operand> operands) {
+  void update(const StepPlan& plan, const Operation& operation,
+              std::span<const Operand> operands) {
+    if (operation.pending != plan.schedule.pending) problem("an update is of the wrong step");
+    const auto gradients = operation.pending ? gradients_ : pass_;
     std::size_t covered = 0;
     for (const auto& operand : operands) {
       if (operand.tier != Tier::dram) problem("an update uses bytes outside DRAM");
-      if (reads(operand.access)) expect(operand, version(operand.content));
+      if (reads(operand.access)) {
+        expect(operand, operand.content == Content::gradient ? gradients
+                                                             : version(operand.content));
+      }
       if (operand.extent.size ==
           operation.elements.count * plans_.layout.element_size(operand.content)) {
         ++covered;
@@ -119,6 +135,40 @@ class Replay {
       if (writes(operand.access)) {
         table_.place(operand.tier, operand.extent, {operand.content, operand.layer, steps_ + 1},
                      operand.data_offset);
+      }
+    }
+  }
+
+  void measure(const Operation& operation, std::span<const Operand> operands) {
+    if (operands.size() != 2 || operation.pending) {
+      problem("a measurement is not of one run's gradients");
+      return;
+    }
+    expect(operands[0], pass_);
+    if (operands[1].data_offset.count !=
+            sizeof(double) * leaves_of(operation.elements.first) ||
+        operands[1].extent.size.count != sizeof(double) * leaves_of(operation.elements.count) ||
+        operation.elements.first % kGradientLeaf != 0) {
+      problem("a measurement's sums are not those of its elements");
+    }
+    table_.place(operands[1].tier, operands[1].extent,
+                 {Content::gradient_sum, operands[1].layer, pass_}, operands[1].data_offset);
+  }
+
+  void check_gradients() {
+    for (std::uint32_t l = 0; l < plans_.layout.layers(); ++l) {
+      const auto& block = plans_.layout.block(LayerId{l});
+      const Extent sums{plans_.map.gradient_sums[l].offset,
+                        {sizeof(double) * leaves_of(block.elements)}};
+      if (block.elements == 0) continue;
+      const auto wrong =
+          table_.mismatch(Tier::dram, sums, {Content::gradient_sum, LayerId{l}, pass_}, {});
+      if (!wrong.empty()) problem("after the step, " + wrong);
+      for (const auto& piece : plans_.map.homes.of(Content::gradient, LayerId{l})) {
+        const auto lost = table_.mismatch(piece.tier, piece.extent,
+                                          {Content::gradient, LayerId{l}, pass_},
+                                          piece.data_offset);
+        if (!lost.empty()) problem("after the step, " + lost);
       }
     }
   }
@@ -181,6 +231,8 @@ class Replay {
   Residency table_;
   std::uint64_t pass_ = 0;
   std::uint64_t steps_ = 0;
+  std::uint64_t made_ = 0;       // the version of parameters that layer functions must see
+  std::uint64_t gradients_ = 0;  // the pass that made those that are kept
   OpIndex op_ = 0;
   std::vector<std::string> problems_;
 };
@@ -200,15 +252,19 @@ bool conflict(std::span<const Operand> first, std::span<const Operand> second) {
 }  // namespace
 
 std::vector<std::string> check_plans(const CheckedPlans& plans) {
+  using enum PassKind;
+  constexpr PassKind kOverlapped[] = {training,   training,   committing, evaluation,
+                                      committing, committing, training,   evaluation};
+  constexpr PassKind kDeferred[] = {fresh,      training,   training,   committing, settling,
+                                    evaluation, fresh,      fresh,      committing, committing,
+                                    training,   settling_committing,    fresh,      settling,
+                                    evaluation};
   Replay replay(plans);
-  replay.run(plans.training);
-  replay.run(plans.training);
-  replay.run(plans.committing);
-  replay.run(plans.evaluation);
-  replay.run(plans.committing);
-  replay.run(plans.committing);
-  replay.run(plans.training);
-  replay.run(plans.evaluation);
+  const auto run = [&](std::span<const PassKind> kinds) {
+    for (const auto kind : kinds) replay.run(plans.plan(kind));
+  };
+  if (plans.update_time == UpdateTime::deferred) run(kDeferred);
+  else run(kOverlapped);
   return replay.problems();
 }
 

@@ -1,6 +1,7 @@
 // An independent judge of plans, written apart from the planner.
 #pragma once
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -15,14 +16,16 @@ struct CheckedPlans {
   const ModelLayout& layout;
   const MemoryMap& map;
   PerTier<Bytes> budget;
-  const StepPlan& training;
-  const StepPlan& committing;
-  const StepPlan& evaluation;
+  UpdateTime update_time;
+  const std::array<StepPlan, kPassKindCount>& plans;  // by kind
+
+  const StepPlan& plan(PassKind kind) const { return plans[static_cast<std::size_t>(kind)]; }
 };
 
 // Replays steps and evaluations on a residency table and returns what is wrong; empty:
 // nothing. Proven are: every address lies inside the map and the map inside the budget; every use
-// and update finds the right version of its bytes; after each step every home holds the new
+// and update finds the right version of its bytes; every gradient is measured where updates are
+// deferred, and nothing of the present step is taken for one of the step before; after each step every home holds the new
 // version, and at each commit the durable part holds that of every state; transfers have equal
 // ends; dependencies point backward.
 std::vector<std::string> check_plans(const CheckedPlans& plans);

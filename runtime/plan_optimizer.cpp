@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "terrace/adam.h"
 #include "terrace/error.h"
 
 namespace terrace {
@@ -13,10 +14,25 @@ constexpr Content kUpdated[] = {Content::master_weight, Content::momentum, Conte
 
 }  // namespace
 
+class OptimizerFlow::Pending {
+ public:
+  explicit Pending(StepPlan& plan) : plan_(plan), first_(plan.operations.size()) {}
+  ~Pending() {
+    if (!plan_.schedule.pending) return;
+    for (auto op = first_; op < plan_.operations.size(); ++op) plan_.operations[op].pending = true;
+  }
+  Pending(const Pending&) = delete;
+  Pending& operator=(const Pending&) = delete;
+
+ private:
+  StepPlan& plan_;
+  const std::size_t first_;
+};
+
 OptimizerFlow::OptimizerFlow(const ModelLayout& layout, const Placement& placement,
                              const MemoryMap& map, const PlanShape& shape, PlanEmitter& out)
     : layout_(layout), map_(map), shape_(shape), out_(out) {
-  if (!out.plan.schedule.training) return;
+  if (!out.plan.schedule.training && !out.plan.schedule.pending) return;
   runs_ = list_update_runs(layout, out.plan.schedule, placement, shape.run_segments);
 }
 
@@ -77,11 +93,70 @@ void OptimizerFlow::prepare_sets(std::size_t end) {
 // parameters.
 void OptimizerFlow::read_ahead(std::size_t position) {
   const std::size_t forwards = layout_.layers();
+  if (out_.plan.schedule.update_time == UpdateTime::deferred) return;
   if (shape_.update_window < 2 || position >= forwards) return;
   prepare_sets(std::size_t{shape_.update_window} * (position + 1) / forwards);
 }
 
 void OptimizerFlow::take_gradients(LayerId layer, Extent gradient) {
+  if (out_.plan.schedule.update_time == UpdateTime::deferred) {
+    keep_gradients(layer, gradient);
+  } else {
+    take_and_update(layer, gradient);
+  }
+  out_.buffers.release(Tier::hbm, Content::gradient, gradient);
+}
+
+// The next pass uses them, once the norm is known.
+void OptimizerFlow::keep_gradients(LayerId layer, Extent gradient) {
+  for (const auto& run : runs_) {
+    if (run.layer != layer) continue;
+    const Place home = home_of(Content::gradient, run);
+    out_.transfer(OpKind::download, Content::gradient, layer, data_offset(Content::gradient, run),
+                  {Tier::hbm, part(gradient, data_offset(Content::gradient, run),
+                                   home.extent.size)},
+                  home);
+    measure(run, home.extent);
+  }
+}
+
+void OptimizerFlow::measure(const UpdateRun& run, Extent gradient) {
+  const auto leaf = [](std::uint64_t elements) {
+    return Bytes{sizeof(double) * leaves_of(elements)};
+  };
+  const Extent sums = part(map_.gradient_sums[run.layer.value], leaf(run.elements.first),
+                           leaf(run.elements.count));
+  out_.emit(OpKind::measure, run.layer,
+            {{Content::gradient, Tier::dram, Access::read, run.layer,
+              data_offset(Content::gradient, run), gradient},
+             {Content::gradient_sum, Tier::dram, Access::write, run.layer,
+              leaf(run.elements.first), sums}},
+            updated_elements(layout_, run) * layout_.element_size(Content::gradient));
+  out_.plan.operations.back().elements = run.elements;
+}
+
+void OptimizerFlow::settle(LayerId layer, Extent parameter) {
+  if (!settles()) return;
+  for (; updated_ < runs_.size() && runs_[updated_].layer == layer; ++updated_) {
+    const auto& run = runs_[updated_];
+    {
+      const Pending mark(out_.plan);
+      prepare_sets(updated_ + shape_.update_window);
+      update(run, home_of(Content::gradient, run).extent);
+      write_back(run);
+    }
+    if (parameter.size.count > 0 && home_of(Content::parameter, run).tier == Tier::nvme) {
+      const Extent made = in_dram(Content::parameter, run);
+      const Bytes offset = data_offset(Content::parameter, run);
+      out_.transfer(OpKind::upload, Content::parameter, layer, offset, {Tier::dram, made},
+                    {Tier::hbm, part(parameter, offset, made.size)});
+    }
+    out_.buffers.release(Tier::dram, Content::master_weight, run.set);
+  }
+  if (updated_ == runs_.size()) commit();
+}
+
+void OptimizerFlow::take_and_update(LayerId layer, Extent gradient) {
   for (; updated_ < runs_.size() && runs_[updated_].layer == layer; ++updated_) {
     prepare_sets(updated_ + shape_.update_window);
     const auto& run = runs_[updated_];
@@ -95,7 +170,6 @@ void OptimizerFlow::take_gradients(LayerId layer, Extent gradient) {
     out_.buffers.release(Tier::dram, Content::master_weight, run.set);
     out_.retire(gradients_, shape_.gradient_window, landed);
   }
-  out_.buffers.release(Tier::hbm, Content::gradient, gradient);
 }
 
 void OptimizerFlow::update(const UpdateRun& run, Extent gradient) {
@@ -123,8 +197,12 @@ Extent OptimizerFlow::stored_extent(Content content, const UpdateRun& run) const
 }
 
 // Parameters need no durable copy: they are the rounded master weights.
-void OptimizerFlow::finish() {
-  if (!commits()) return;
+void OptimizerFlow::finish() { commit(); }
+
+void OptimizerFlow::commit() {
+  if (!commits() || committed_) return;
+  committed_ = true;
+  const Pending mark(out_.plan);
   out_.emit(OpKind::commit, LayerId{0},
        {{Content::master_weight, Tier::nvme, Access::read, LayerId{0}, {}, {{}, map_.durable}}},
        map_.commit_bytes);

@@ -23,15 +23,26 @@ class OptimizerFlow {
   void read_ahead(std::size_t position);
   // A layer's gradients lie in `gradient` of HBM; they are released as they leave.
   void take_gradients(LayerId layer, Extent gradient);
+  // The pending updates of a layer, when the pass has any. Parameters that live on NVMe go from the
+  // update to `parameter` in HBM (none: size 0) without touching the drive again.
+  void settle(LayerId layer, Extent parameter);
+  bool settles() const { return out_.plan.schedule.pending; }
   void finish();
 
  private:
+  // Operations emitted between are the previous step's.
+  class Pending;
+
   Place home_of(Content content, const UpdateRun& run) const;
   Extent in_dram(Content content, const UpdateRun& run) const;
   Extent stored_extent(Content content, const UpdateRun& run) const;
   Bytes data_offset(Content content, const UpdateRun& run) const;
   bool commits() const;
   void prepare_sets(std::size_t end);
+  void take_and_update(LayerId layer, Extent gradient);
+  void keep_gradients(LayerId layer, Extent gradient);
+  void measure(const UpdateRun& run, Extent gradient);
+  void commit();
   void update(const UpdateRun& run, Extent gradient);
   void write_back(const UpdateRun& run);
   void flush_home(Content content, const UpdateRun& run, Place home);
@@ -43,6 +54,7 @@ class OptimizerFlow {
   std::vector<UpdateRun> runs_;  // in the order in which backward makes their gradients
   std::size_t prepared_ = 0;     // of runs_: set allocated, reads emitted
   std::size_t updated_ = 0;      // of runs_: update emitted
+  bool committed_ = false;
   std::deque<Extent> gradients_; // in DRAM, done with
 };
 

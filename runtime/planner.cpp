@@ -47,6 +47,9 @@ class Planner {
     overhead_ = durable_overhead(input.layout, input.durability.weights);
     refuse_durable();
     input_.durability.commit_bytes = commit_bytes(input.layout, input.durability.weights);
+    if (input.durability.keeps_bytes) {
+      input_.durability.commit_bytes += kPage * input.durability.weights.size();
+    }
     at(input_.budget, Tier::nvme) -= overhead_;
   }
 
@@ -181,11 +184,14 @@ class Planner {
     result.placement = std::move(best_->placement);
     result.shape = best_->shape;
     result.map = std::move(best_->map);
-    result.training = training_plan(result, false);
-    result.committing = training_plan(result, true);
-    result.evaluation = evaluation_plan(result);
+    result.update_time = input_.update_time;
+    for (const auto kind : kPassKinds) {
+      if (!exists(kind, input_.update_time)) continue;
+      result.plans[static_cast<std::size_t>(kind)] = plan_of(kind, result);
+    }
     for (const auto before : kPassKinds) {
       for (const auto after : kPassKinds) {
+        if (!may_follow(before, after, input_.update_time)) continue;
         result.boundary[static_cast<std::size_t>(before)][static_cast<std::size_t>(after)] =
             boundary_dependencies(result.plan(before), result.plan(after));
       }
@@ -194,11 +200,18 @@ class Planner {
     return result;
   }
 
+  StepPlan plan_of(PassKind kind, const EnginePlan& plan) const {
+    const auto schedule = schedule_of(kind, input_.layout.layers(), input_.update_time);
+    if (kind == PassKind::training || kind == PassKind::committing) {
+      return training_plan(schedule, plan);
+    }
+    return lesser_plan(schedule, plan);
+  }
+
   // Committing takes no buffers, so both kinds of step fall into the same places.
-  StepPlan training_plan(const EnginePlan& plan, bool commits) const {
-    if (best_->training.schedule.commits == commits) return best_->training;
-    if (commits && !input_.durability.two_slots) return best_->training;
-    const auto schedule = training_schedule(input_.layout.layers(), commits);
+  StepPlan training_plan(const LayerSchedule& schedule, const EnginePlan& plan) const {
+    if (best_->training.schedule.commits == schedule.commits) return best_->training;
+    if (schedule.commits && !input_.durability.two_slots) return best_->training;
     auto built = build_plan(input_.layout, schedule, plan.placement, plan.map, plan.shape,
                             best_->capacity);
     TERRACE_CHECK(built.plan.has_value());
@@ -206,29 +219,31 @@ class Planner {
     return std::move(*built.plan);
   }
 
-  // An evaluation needs less than a training step, but its buffers may fall differently: then it
-  // runs serially.
-  StepPlan evaluation_plan(const EnginePlan& plan) const {
-    const auto schedule = evaluation_schedule(input_.layout.layers());
+  // A pass that does less than a training step needs less, but its buffers may fall differently:
+  // then it runs serially.
+  StepPlan lesser_plan(const LayerSchedule& schedule, const EnginePlan& plan) const {
     auto shape = plan.shape;
     for (const auto depth : {shape.prefetch_uses, 1U, 0U}) {
       shape.prefetch_uses = std::min(depth, shape.prefetch_uses);
-      if (depth == 0) shape.staging_window = shape.drain_lag = 0;
+      if (depth == 0) {
+        shape.staging_window = shape.drain_lag = 0;
+        shape.update_window = 1;
+      }
       auto built =
           build_plan(input_.layout, schedule, plan.placement, plan.map, shape, plan.map.peak);
       if (!built.plan) continue;
       add_dependencies(*built.plan);
       return std::move(*built.plan);
     }
-    constexpr bool kSerialEvaluationFits = false;  // it needs no more than the training step
-    TERRACE_CHECK(kSerialEvaluationFits);
+    constexpr bool kSerialPassFits = false;  // it needs no more than the training step
+    TERRACE_CHECK(kSerialPassFits);
     return {};
   }
 
   Forecast forecast(const EnginePlan& plan) const {
     Forecast result;
     const bool always = best_->training.schedule.commits;
-    const auto& usual = always ? plan.committing : plan.training;
+    const auto& usual = plan.plan(always ? PassKind::committing : PassKind::training);
     result.step_seconds = best_seconds_;
     result.lanes = lane_totals(usual, input_.speeds);
     result.durability = durability(plan);
@@ -259,11 +274,13 @@ class Planner {
     result.commit_interval = input_.durability.commit_interval;
     result.copies = plan.map.durable;
     result.overhead = overhead_;
+    const auto& training = plan.plan(PassKind::training);
+    const auto& committing = plan.plan(PassKind::committing);
     for (const Lane lane : {Lane::nvme_write, Lane::commit}) {
-      result.commit_bytes += at(lane_totals(plan.committing, input_.speeds), lane).bytes -
-                             at(lane_totals(plan.training, input_.speeds), lane).bytes;
+      result.commit_bytes += at(lane_totals(committing, input_.speeds), lane).bytes -
+                             at(lane_totals(training, input_.speeds), lane).bytes;
     }
-    result.commit_step_seconds = step_seconds(plan.committing);
+    result.commit_step_seconds = step_seconds(committing);
     return result;
   }
 
@@ -278,9 +295,9 @@ class Planner {
     const auto placement = base_placement(input_, Tier::nvme);
     PlanShape serial;
     serial.run_segments = run_lengths_.front();
-    const auto map = assign_homes(input_.layout, placement, input_.durability.two_slots);
-    const auto built = build_plan(input_.layout, training_schedule(input_.layout.layers()),
-                                  placement, map, serial, {kUnlimited, kUnlimited, kUnlimited});
+    const auto map = assign_homes(input_.layout, placement, home_options(input_));
+    const auto built = build_plan(input_.layout, judged_schedule(input_), placement, map, serial,
+                                  {kUnlimited, kUnlimited, kUnlimited});
     const Bytes needed = at(built.live_peak, Tier::hbm);
     const Bytes budget = at(input_.budget, Tier::hbm);
     if (needed <= budget) return;
@@ -324,9 +341,9 @@ class Planner {
     PlanShape serial;
     serial.run_segments = run_lengths_.back();
     if (runs(serial.run_segments) > kMaxRuns * 16) serial.run_segments = run_lengths_.front();
-    const auto schedule = training_schedule(input_.layout.layers());
+    const auto schedule = judged_schedule(input_);
     const auto placement = base_placement(input_, nvme.count > 0 ? Tier::nvme : Tier::dram);
-    const auto map = assign_homes(input_.layout, placement, input_.durability.two_slots);
+    const auto map = assign_homes(input_.layout, placement, home_options(input_));
     const auto built = build_plan(input_.layout, schedule, placement, map, serial,
                                   {kUnlimited, kUnlimited, kUnlimited});
     std::string message = "the model's state does not fit:";

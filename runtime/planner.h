@@ -2,6 +2,7 @@
 // thread; the same input gives the same plan.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 
@@ -19,6 +20,7 @@ struct DurabilityInput {
   std::uint64_t commit_interval = 1;      // steps
   std::vector<std::uint32_t> weights{1};  // of the drives; see stripe_weights()
   Bytes commit_bytes{};                   // the planner's own note
+  bool keeps_bytes = false;               // of the engine or the trainer, at each commit
 };
 
 struct PlannerInput {
@@ -29,6 +31,7 @@ struct PlannerInput {
   std::optional<std::uint64_t> sub_group_elements;  // upper bound of one update
   std::optional<std::uint64_t> prefetch_elements;   // upper bound of parameters fetched ahead
   DurabilityInput durability{};
+  UpdateTime update_time = UpdateTime::overlapped;
 };
 
 // Immutable. All plans use the same homes and fit the same map.
@@ -36,17 +39,14 @@ struct EnginePlan {
   Placement placement;
   PlanShape shape;
   MemoryMap map;
-  StepPlan training;
-  StepPlan committing;  // a training step after which everything is durable; else as training
-  StepPlan evaluation;
+  UpdateTime update_time = UpdateTime::overlapped;
+  // By kind; those that do not exist are empty. Without two slots nothing commits, and committing
+  // is as training.
+  std::array<StepPlan, kPassKindCount> plans;
   BoundaryDependencies boundary[kPassKindCount][kPassKindCount];  // [previous][next]
   Forecast forecast;
 
-  const StepPlan& plan(PassKind kind) const {
-    return kind == PassKind::training     ? training
-           : kind == PassKind::committing ? committing
-                                          : evaluation;
-  }
+  const StepPlan& plan(PassKind kind) const { return plans[static_cast<std::size_t>(kind)]; }
   const BoundaryDependencies& between(PassKind previous, PassKind next) const {
     return boundary[static_cast<std::size_t>(previous)][static_cast<std::size_t>(next)];
   }

@@ -16,21 +16,40 @@ struct LayerUse {
   friend bool operator==(LayerUse, LayerUse) = default;
 };
 
+// When the updates that a step's gradients lead to are made.
+enum class UpdateTime : std::uint8_t {
+  overlapped,  // during its own backward
+  deferred,    // in the next pass, each layer's before its forward: all gradients are known then
+};
+
 struct LayerSchedule {
   std::vector<LayerUse> uses;
   bool training = false;  // inputs are saved and gradients lead to updates
-  bool commits = false;   // and all state is made durable at the end
+  UpdateTime update_time = UpdateTime::overlapped;
+  bool pending = false;   // deferred: the updates of the step before are made
+  bool commits = false;   // once the updates of this pass are written, all state is made durable
 };
 
 // The plans of an engine; each has its own schedule.
-enum class PassKind : std::uint8_t { training, committing, evaluation };
-inline constexpr std::size_t kPassKindCount = 3;
+enum class PassKind : std::uint8_t {
+  training,
+  committing,
+  evaluation,           // deferred: only when no updates are pending
+  fresh,                // deferred: a training step when no updates are pending
+  settling,             // deferred: nothing but the pending updates
+  settling_committing,
+};
+inline constexpr std::size_t kPassKindCount = 6;
 inline constexpr PassKind kPassKinds[] = {PassKind::training, PassKind::committing,
-                                          PassKind::evaluation};
+                                          PassKind::evaluation, PassKind::fresh,
+                                          PassKind::settling, PassKind::settling_committing};
 
-// Forward through layers 0..n-1, then backward through n-1..0.
-LayerSchedule training_schedule(std::size_t layers, bool commits = false);
-// Forward only; nothing is saved or changed.
-LayerSchedule evaluation_schedule(std::size_t layers);
+// Whether an engine has such passes, and one directly after the other.
+bool exists(PassKind kind, UpdateTime time);
+bool may_follow(PassKind previous, PassKind next, UpdateTime time);
+
+// Training: forward through layers 0..n-1, then backward through n-1..0. Evaluation: forward only;
+// nothing is saved or changed. Settling: no uses.
+LayerSchedule schedule_of(PassKind kind, std::size_t layers, UpdateTime time);
 
 }  // namespace terrace

@@ -10,7 +10,8 @@ Lane lane_of(OpKind kind) {
     case OpKind::write: return Lane::nvme_write;
     case OpKind::upload: return Lane::host_to_device;
     case OpKind::download: return Lane::device_to_host;
-    case OpKind::update: return Lane::adam;
+    case OpKind::update:
+    case OpKind::measure: return Lane::adam;
     case OpKind::forward:
     case OpKind::backward: return Lane::compute;
     case OpKind::commit: return Lane::commit;
@@ -20,7 +21,7 @@ Lane lane_of(OpKind kind) {
 
 bool on_device(OpKind kind) {
   return kind != OpKind::read && kind != OpKind::write && kind != OpKind::update &&
-         kind != OpKind::commit;
+         kind != OpKind::measure && kind != OpKind::commit;
 }
 
 const char* to_string(OpKind kind) {
@@ -30,6 +31,7 @@ const char* to_string(OpKind kind) {
     case OpKind::upload: return "upload";
     case OpKind::download: return "download";
     case OpKind::update: return "update";
+    case OpKind::measure: return "measure";
     case OpKind::forward: return "forward";
     case OpKind::backward: return "backward";
     case OpKind::commit: return "commit";

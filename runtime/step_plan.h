@@ -19,6 +19,7 @@ enum class OpKind : std::uint8_t {
   upload,    // DRAM → HBM
   download,  // HBM → DRAM
   update,    // Adam over a run of segments, in DRAM
+  measure,   // sums of squares of a run's gradients, and whether all are finite, in DRAM
   forward,   // the trainer's layer function, in HBM
   backward,
   commit,    // makes the durable part of NVMe current as it is
@@ -55,6 +56,7 @@ struct Operation {
   ElementRange elements;     // update: of the block, padding included
   Bytes bytes;               // that its lane moves; 0 for layer uses
   double flops = 0;          // layer uses
+  bool pending = false;      // belongs to the step before: a cancelled pass does it all the same
   bool hashed = false;       // reads and writes: the bytes are hashed on their way; otherwise the
                              // update that they belong to does it while they are in cache
 };
@@ -91,7 +93,8 @@ struct HomePiece {
   Extent extent;
 };
 struct Homes {
-  // [content][layer] for parameter, master_weight, momentum, variance; others have none.
+  // [content][layer] for parameter, master_weight, momentum, variance, and for gradient when
+  // updates are deferred; others have none.
   std::array<std::vector<std::vector<HomePiece>>, kContentCount> pieces;
   std::span<const HomePiece> of(Content content, LayerId layer) const {
     return pieces[static_cast<std::size_t>(content)][layer.value];
@@ -104,6 +107,7 @@ struct MemoryMap {
   // NVMe addresses [0, durable) hold all optimizer states, wherever their homes are, in two slots;
   // the pieces are those of Homes when every home is on NVMe. 0: nothing is durable.
   Bytes durable;
+  std::vector<Extent> gradient_sums;  // in DRAM, of a layer; empty: nothing is measured
   Bytes commit_bytes;  // that a commit writes about itself
   std::array<std::vector<Bytes>, kOptimizerStateCount> durable_base;  // of a layer's block
   PerTier<Bytes> resident{};             // [0, resident) holds the homes

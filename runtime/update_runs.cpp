@@ -23,26 +23,32 @@ std::vector<std::uint64_t> boundaries(std::uint64_t segments, const LayerPlaceme
 std::vector<UpdateRun> list_update_runs(const ModelLayout& layout, const LayerSchedule& schedule,
                                         const Placement& placement, std::uint64_t run_segments) {
   std::vector<UpdateRun> runs;
-  for (const auto& use : schedule.uses) {
-    if (use.phase != Phase::backward) continue;
-    const auto cuts = boundaries(layout.block(use.layer).segments, placement[use.layer.value],
-                                 run_segments);
-    for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
-      runs.push_back({use.layer, layout.segment_range(use.layer, cuts[i], cuts[i + 1] - cuts[i])});
+  const auto count = static_cast<std::uint32_t>(layout.layers());
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const bool forward = schedule.update_time == UpdateTime::deferred;
+    const LayerId layer{forward ? i : count - 1 - i};
+    const auto cuts =
+        boundaries(layout.block(layer).segments, placement[layer.value], run_segments);
+    for (std::size_t cut = 0; cut + 1 < cuts.size(); ++cut) {
+      runs.push_back({layer, layout.segment_range(layer, cuts[cut], cuts[cut + 1] - cuts[cut])});
     }
   }
   return runs;
 }
 
-Bytes update_bytes(const ModelLayout& layout, const UpdateRun& run) {
+std::uint64_t updated_elements(const ModelLayout& layout, const UpdateRun& run) {
   std::uint64_t elements = 0;
   for (const auto& tensor : layout.block(run.layer).tensors) {
     const auto first = std::max(tensor.first, run.elements.first);
     const auto end = std::min(tensor.end(), run.elements.end());
     if (first < end) elements += end - first;
   }
-  return {elements * adam_bytes_per_element(layout.model().gradient_dtype,
-                                            layout.model().parameter_dtype)};
+  return elements;
+}
+
+Bytes update_bytes(const ModelLayout& layout, const UpdateRun& run) {
+  return {updated_elements(layout, run) *
+          adam_bytes_per_element(layout.model().gradient_dtype, layout.model().parameter_dtype)};
 }
 
 }  // namespace terrace

@@ -16,11 +16,14 @@ struct UpdateRun {
   Extent set{};  // DRAM for the contents that do not live there; filled by the plan builder
 };
 
-// In the order in which backward makes their gradients. At most `run_segments` segments each, cut
+// By layer, in the order in which `schedule` makes them: pending ones as forward goes, others as
+// backward makes their gradients. At most `run_segments` segments each, cut
 // where the home of any content changes.
 std::vector<UpdateRun> list_update_runs(const ModelLayout& layout, const LayerSchedule& schedule,
                                         const Placement& placement, std::uint64_t run_segments);
 
+// Padding between tensors apart.
+std::uint64_t updated_elements(const ModelLayout& layout, const UpdateRun& run);
 // Bytes that updating a run moves; the optimizer skips the padding between tensors.
 Bytes update_bytes(const ModelLayout& layout, const UpdateRun& run);
 

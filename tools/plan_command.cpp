@@ -110,7 +110,7 @@ struct PlanCommand {
     fmt::print("{}", plan_text(plan.forecast));
     const double tokens = gpt.rows();
     fmt::print("  {:.0f} tokens/s; {} operations per step, planned in {}\n",
-               tokens / plan.forecast.step_seconds, plan.training.operations.size(),
+               tokens / plan.forecast.step_seconds, plan.plan(PassKind::training).operations.size(),
                duration_text(seconds));
   }
 };

@@ -85,6 +85,17 @@ struct ThrottleConfig {
   double compute_delay = 0;  // each layer function of t seconds is stretched by t * compute_delay
 };
 
+// Keeps small fp16 gradients from vanishing: the trainer multiplies its loss by Step::loss_scale(),
+// updates divide. Dynamic: halved when gradients overflow, doubled after a time without.
+struct LossScaleConfig {
+  bool enabled = false;
+  double constant = 0;            // 0: dynamic
+  std::uint32_t initial_power = 16;  // the first scale is 2 to this power
+  std::uint32_t window = 1000;    // steps without an overflow before it is doubled
+  std::uint32_t hysteresis = 2;   // overflows before it is halved
+  double minimum = 1;
+};
+
 struct Config {
   BudgetConfig budget;
   std::vector<NvmeConfig> nvme;  // a directory on each drive; none: nothing lives on NVMe
@@ -95,6 +106,10 @@ struct Config {
 
   AdamOptions optimizer;
   double learning_rate = 1e-3;   // the trainer may give another at every step
+  // The largest norm of all gradients together; they are scaled down to it. 0: they are not
+  // clipped. With a norm or a loss scale, a step's updates are made in the next one's forward.
+  double gradient_clipping = 0;
+  LossScaleConfig loss_scale;
 
   // The parameter bytes of one segment: the unit of placement, at least 4096, a power of two.
   Bytes segment = 1_MiB;

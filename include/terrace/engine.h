@@ -34,7 +34,17 @@ struct StepOptions {
 };
 
 struct StepReport {
-  std::uint64_t step = 0;               // counts from 1
+  std::uint64_t step = 0;               // finished so far, this one included unless it is skipped
+  // A gradient was not finite: nothing of the state has changed, the step count included, and the
+  // next step takes its place. The first such gradient, in the order of layers and elements.
+  bool skipped = false;
+  std::string bad_tensor;
+  std::uint64_t bad_index = 0;          // of its elements
+  // Of all gradients, unscaled, before and after clipping; absent when nothing is measured (no
+  // clipping, no loss scale) or the step is skipped.
+  std::optional<double> gradient_norm;
+  std::optional<double> clipped_norm;
+  double loss_scale = 1;                // that this step's gradients were taken with
   double seconds = 0;                   // from begin_step() to the end of finish()
   double compute_seconds = 0;           // the compute stream was busy
   double stall_seconds = 0;             // seconds - compute_seconds
@@ -89,8 +99,8 @@ class LayerView {
 // (training) in reverse; anything else throws Error(invalid_argument) and leaves the step usable.
 // Only one step or pass may be alive, and none may outlive its engine. Destroying one that is not
 // finished cancels it and waits for the work on the compute stream. Before the first update has
-// started, which may be any time after the first submit_gradients(), the engine's state is as
-// before and the engine goes on; after it some layers are updated and some are not, and every
+// started, which may be any time after the first submit_gradients(), and always where updates are
+// deferred, the engine's state is as before and the engine goes on; after it some layers are updated and some are not, and every
 // later call throws Error(cancelled). A step whose layers were all visited is finished, not
 // cancelled.
 class Step {
@@ -102,8 +112,12 @@ class Step {
   // Blocks the host only until the layer's uploads are enqueued.
   LayerView forward(LayerId layer);
   LayerView backward(LayerId layer);
-  // Waits until every update of this step is done. Writes to NVMe, and the commit when it is this
-  // step's turn, go on behind the next step.
+  // What the trainer multiplies its loss with; 1 without LossScaleConfig.
+  double loss_scale() const;
+  // Waits until every update of this step is done, or, where they are deferred, until every
+  // gradient is there and measured. Updates that are deferred, writes to NVMe, and the commit when
+  // it is this step's turn, go on behind the next step; read(), drain(), commit() and an
+  // evaluation wait for the updates.
   StepReport finish(const TrainerState& state = {});
 
  private:

@@ -49,7 +49,7 @@ using Initializer =
     std::function<void(const TensorSpec& tensor, std::uint64_t first, std::span<float> values)>;
 
 // Throws Error(invalid_argument) that names the layer or tensor: no layers, empty or repeated
-// names, element counts that overflow, dtypes that the engine cannot train in (fp16).
+// names, element counts that overflow.
 void validate(const ModelSpec& model);
 
 // Elements of all tensors, without padding.

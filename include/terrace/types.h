@@ -83,8 +83,9 @@ enum class Content : std::uint8_t {
   activation,           // a layer's input, saved from forward to backward
   activation_gradient,  // the loss's gradient with respect to a layer's input
   workspace,            // scratch of one layer function; holds nothing between uses
+  gradient_sum,         // sums of squares of kGradientLeaf gradients each (double), for the norm
 };
-inline constexpr std::size_t kContentCount = 8;
+inline constexpr std::size_t kContentCount = 9;
 inline constexpr Content kOptimizerStates[] = {Content::master_weight, Content::momentum,
                                                Content::variance};
 inline constexpr std::size_t kOptimizerStateCount = 3;
@@ -93,7 +94,8 @@ inline constexpr std::size_t kOptimizerStateCount = 3;
 constexpr TensorClass class_of(Content content) {
   switch (content) {
     case Content::parameter: return TensorClass::parameter;
-    case Content::gradient: return TensorClass::gradient;
+    case Content::gradient:
+    case Content::gradient_sum: return TensorClass::gradient;
     case Content::master_weight:
     case Content::momentum:
     case Content::variance: return TensorClass::optimizer_state;

@@ -26,6 +26,10 @@ EnginePorts quick() {
   return ports;
 }
 
+bool defers(const Config& config) {
+  return config.gradient_clipping > 0 || config.loss_scale.enabled;
+}
+
 // The smallest budget of a tier, in whole pages, that the planner takes with the others as they
 // are.
 Bytes smallest(const Config& config, const ModelLayout& layout, PerTier<Bytes> budget, Tier tier) {
@@ -36,7 +40,8 @@ Bytes smallest(const Config& config, const ModelLayout& layout, PerTier<Bytes> b
     at(budget, tier) = middle * kPage;
     try {
       plan_engine({layout, budget, config.placement, Speeds{}, 1, 0,
-                   {config.store.slots == 2, config.store.commit_interval, {1}, {}}});
+                   {config.store.slots == 2, config.store.commit_interval, {1}, {}, false},
+                   defers(config) ? UpdateTime::deferred : UpdateTime::overlapped});
       taken = middle;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::out_of_budget) << error.what();
@@ -61,6 +66,23 @@ void choose_budgets(Config& config, const Mlp& mlp, Random& random) {
   *config.budget.hbm += Bytes{pick(random, 0, 300000)};
 }
 
+// A step with a gradient that is not finite leaves everything as it was.
+void skip_now_and_then(Engine& engine, const Config& config, const Mlp& mlp, double rate,
+                       std::uint64_t s, Random& random) {
+  if (pick(random, 0, 2) != 0) return;
+  const auto layer = static_cast<std::uint32_t>(pick(random, 0, mlp.layers() - 1));
+  const std::size_t weights = std::size_t{mlp.widths[layer]} * mlp.widths[layer + 1];
+  const BadValue bad{layer, pick(random, 0, weights - 1),
+                    pick(random, 0, 1) == 0 ? INFINITY : NAN};
+  const auto report = train_step(engine, mlp, rate, s, {}, bad);
+  EXPECT_TRUE(report.skipped);
+  EXPECT_EQ(report.step, s - 1);
+  EXPECT_EQ(report.bad_tensor, "dense" + std::to_string(layer) + ".weight");
+  EXPECT_EQ(report.bad_index, bad.weight);
+  EXPECT_FALSE(report.gradient_norm.has_value());
+  if (config.loss_scale.enabled) { EXPECT_LE(engine.steps(), s - 1); }
+}
+
 void train_and_compare(const Config& config, const Mlp& mlp, Plain& plain, Random& random,
                        std::uint64_t steps) {
   Engine engine(config, mlp.spec(), initialize, quick());
@@ -70,8 +92,17 @@ void train_and_compare(const Config& config, const Mlp& mlp, Plain& plain, Rando
   const auto first = engine.steps();
   for (std::uint64_t s = first + 1; s <= first + steps; ++s) {
     const double rate = 0.01 / static_cast<double>(s);
-    train_step(engine, mlp, rate, s);
-    plain.step(rate, s);
+    if (defers(config)) {
+      skip_now_and_then(engine, config, mlp, rate, s, random);
+      const auto report = train_step(engine, mlp, rate, s);
+      const auto norm = plain.step(rate, s, s, config.gradient_clipping,
+                                   static_cast<float>(report.loss_scale));
+      ASSERT_EQ(report.gradient_norm, norm);
+      EXPECT_EQ(report.step, s);
+    } else {
+      train_step(engine, mlp, rate, s);
+      plain.step(rate, s);
+    }
     if (pick(random, 0, 1) == 0) evaluate(engine, mlp);
   }
   engine.drain();
@@ -101,13 +132,21 @@ TEST_P(Oracle, TieredTrainingEqualsPlainTraining) {
     for (std::uint64_t i = 0; i < depth; ++i) {
       mlp.widths.push_back(static_cast<std::uint32_t>(pick(random, 1, 90)));
     }
-    mlp.dtype = pick(random, 0, 1) == 0 ? DType::bf16 : DType::fp32;
+    const DType dtypes[] = {DType::bf16, DType::fp32, DType::fp16};
+    mlp.dtype = dtypes[pick(random, 0, 2)];
     Config config = base_config(GetParam(), directory);
     config.segment = Bytes{4096ULL << pick(random, 0, 3)};
     config.adam_threads = static_cast<int>(pick(random, 1, 2));
     config.store.slots = static_cast<std::uint32_t>(pick(random, 1, 2));
     config.store.commit_interval = pick(random, 1, 3);
     config.store.checksums = pick(random, 0, 3) != 0;
+    if (pick(random, 0, 1) == 0) {
+      const double norms[] = {1e-3, 0.5, 1e9};
+      config.gradient_clipping = norms[pick(random, 0, 2)];
+    }
+    if (pick(random, 0, 2) == 0) {
+      config.loss_scale = {true, pick(random, 0, 1) == 0 ? 128.0 : 0, 6, 2, 1, 0.5};
+    }
     Plain plain(mlp, config.optimizer);
     choose_budgets(config, mlp, random);
     train_and_compare(config, mlp, plain, random, 4);

@@ -55,10 +55,11 @@ PerTier<Bytes> generous() { return {1_GiB, 1_GiB, 1_GiB}; }
 
 void expect_sound(const PlannerInput& input, const EnginePlan& plan) {
   const auto wrong = check_plans(
-      {input.layout, plan.map, input.budget, plan.training, plan.committing, plan.evaluation});
+      {input.layout, plan.map, input.budget, plan.update_time, plan.plans});
   for (const auto& text : wrong) ADD_FAILURE() << text;
   for (const auto before : kPassKinds) {
     for (const auto after : kPassKinds) {
+      if (!may_follow(before, after, plan.update_time)) continue;
       const auto& previous = plan.plan(before);
       const auto& next = plan.plan(after);
       if (previous.operations.size() + next.operations.size() > 1500) continue;
@@ -99,6 +100,7 @@ TEST(Planner, EmitsSoundPlansOrRefuses) {
     input.durability.commit_interval = pick(random, 1, 2);
     input.durability.weights.resize(pick(random, 1, 3), 500);
     if (pick(random, 0, 3) == 0) input.prefetch_elements = pick(random, 0, 60000);
+    if (pick(random, 0, 1) == 0) input.update_time = UpdateTime::deferred;
     try {
       expect_sound(input, plan_engine(input));
       ++accepted;
@@ -355,30 +357,42 @@ TEST(Planner, NamesTheMissingByte) {
   }
 }
 
-TEST(PlanCheck, FindsPlantedMistakes) {
+class PlantedMistakes : public testing::TestWithParam<UpdateTime> {};
+
+TEST_P(PlantedMistakes, AreFound) {
   Random random(11);
   const auto model = random_model(random, 5, 40000);
   const ModelLayout layout(model, 4_KiB);
-  PlannerInput input{layout, {1_MiB, 400_KiB, 1_GiB}, {}, {}, {}, {}};
+  PlannerInput input{layout, {1_MiB, 700_KiB, 1_GiB}, {}, {}, {}, {}};
+  input.update_time = GetParam();
   const auto plan = plan_engine(input);
-  ASSERT_FALSE(plan.training.dependencies.empty());
+  const auto& right = plan.plan(PassKind::training);
+  ASSERT_FALSE(right.dependencies.empty());
   const auto problems = [&](const StepPlan& training) {
-    return check_plans(
-               {layout, plan.map, input.budget, training, training, plan.evaluation}).size() +
+    auto plans = plan.plans;
+    plans[static_cast<std::size_t>(PassKind::training)] = training;
+    plans[static_cast<std::size_t>(PassKind::committing)] = training;
+    return check_plans({layout, plan.map, input.budget, input.update_time, plans}).size() +
            check_order(training, training, boundary_dependencies(training, training)).size();
   };
-  ASSERT_EQ(problems(plan.training), 0U);
+  ASSERT_EQ(problems(right), 0U);
   int caught = 0;
-  for (OpIndex op = 0; op < plan.training.operations.size(); ++op) {
-    auto broken = plan.training;  // an operand that lies one page further
+  for (OpIndex op = 0; op < right.operations.size(); ++op) {
+    auto broken = right;  // an operand that lies one page further
     broken.operands[broken.operations[op].first_operand].extent.offset += kPage;
     caught += problems(broken) > 0 ? 1 : 0;
   }
-  EXPECT_EQ(caught, static_cast<int>(plan.training.operations.size()));
-  auto unordered = plan.training;
+  EXPECT_EQ(caught, static_cast<int>(right.operations.size()));
+  auto unordered = right;
   std::fill(unordered.dependency_begin.begin(), unordered.dependency_begin.end(), 0U);
   EXPECT_GT(problems(unordered), 0U);
 }
+
+INSTANTIATE_TEST_SUITE_P(Plans, PlantedMistakes,
+                         testing::Values(UpdateTime::overlapped, UpdateTime::deferred),
+                         [](const auto& time) {
+                           return time.param == UpdateTime::deferred ? "deferred" : "overlapped";
+                         });
 
 TEST(Planner, PlansATrillionParametersQuickly) {
   ModelSpec model;
@@ -395,7 +409,7 @@ TEST(Planner, PlansATrillionParametersQuickly) {
   const ModelLayout layout(model, 1_MiB);
   const PlannerInput input{layout, {80_GiB, 512_GiB, 32_TiB}, {}, {}, {}, {}};
   const auto plan = plan_engine(input);
-  EXPECT_LT(plan.training.operations.size(), 100000U);
+  EXPECT_LT(plan.plan(PassKind::training).operations.size(), 100000U);
   EXPECT_GT(plan.forecast.step_seconds, 0);
 }
 

@@ -71,6 +71,11 @@ inline float load(const std::byte* base, std::size_t index, DType dtype) {
     std::memcpy(&value, base + index * 2, 2);
     return to_float(value);
   }
+  if (dtype == DType::fp16) {
+    float16 value;
+    std::memcpy(&value, base + index * 2, 2);
+    return to_float(value);
+  }
   float value = 0;
   std::memcpy(&value, base + index * 4, 4);
   return value;
@@ -79,6 +84,9 @@ inline float load(const std::byte* base, std::size_t index, DType dtype) {
 inline void store(std::byte* base, std::size_t index, DType dtype, float value) {
   if (dtype == DType::bf16) {
     const bfloat16 narrow = to_bfloat16(value);
+    std::memcpy(base + index * 2, &narrow, 2);
+  } else if (dtype == DType::fp16) {
+    const float16 narrow = to_float16(value);
     std::memcpy(base + index * 2, &narrow, 2);
   } else {
     std::memcpy(base + index * 4, &value, 4);
@@ -120,9 +128,16 @@ inline void forward(const Mlp& mlp, std::uint32_t l, const Buffers& b) {
   }
 }
 
-// The last layer's loss is the mean of (out - 0.5)^2.
+// A value that one gradient gets, whatever backward has made of it.
+struct BadValue {
+  std::uint32_t layer = ~0U;
+  std::size_t weight = 0;  // index
+  float value = 0;
+};
+
+// The last layer's loss is the mean of (out - 0.5)^2, times `scale`.
 inline void backward(const Mlp& mlp, std::uint32_t l, const Buffers& b,
-                     std::vector<float>& scratch) {
+                     std::vector<float>& scratch, float scale = 1, const BadValue& bad = {}) {
   const auto in = mlp.widths[l];
   const auto out = mlp.widths[l + 1];
   scratch.assign(std::size_t{mlp.batch} * out, 0);
@@ -131,7 +146,7 @@ inline void backward(const Mlp& mlp, std::uint32_t l, const Buffers& b,
       const float y = dense(mlp, l, b, row, j);
       const float squashed = 1 + std::abs(y);
       const float above = b.output_gradient != nullptr ? b.output_gradient[row * out + j]
-                                                       : 2 * (y / squashed - 0.5F);
+                                                       : scale * 2 * (y / squashed - 0.5F);
       scratch[row * out + j] = above / (squashed * squashed);
     }
   }
@@ -147,6 +162,7 @@ inline void backward(const Mlp& mlp, std::uint32_t l, const Buffers& b,
       store(b.weight_gradient, std::size_t{i} * out + j, mlp.dtype, sum);
     }
   }
+  if (bad.layer == l) store(b.weight_gradient, bad.weight, mlp.dtype, bad.value);
   if (b.input_gradient == nullptr) return;
   for (std::uint32_t row = 0; row < mlp.batch; ++row) {
     for (std::uint32_t i = 0; i < in; ++i) {
@@ -198,11 +214,21 @@ class Plain {
   }
 
   void step(double rate, std::uint64_t number) {
-    fill_input(mlp_, number, inputs_[0].data());
-    std::vector<float> scratch;
-    for (std::uint32_t l = 0; l < mlp_.layers(); ++l) forward(mlp_, l, buffers(l));
-    for (std::uint32_t l = mlp_.layers(); l-- > 0;) backward(mlp_, l, buffers(l), scratch);
-    for (auto& tensor : tensors_) update(tensor, rate, number);
+    gradients(number, 1);
+    for (auto& tensor : tensors_) update(tensor, rate, number, 1);
+  }
+
+  // Clipped to `max_norm` (0: not at all); the update is number `count`. The norm before that.
+  double step(double rate, std::uint64_t number, std::uint64_t count, double max_norm,
+              float scale) {
+    gradients(number, scale);
+    std::vector<double> blocks;
+    for (std::uint32_t l = 0; l < mlp_.layers(); ++l) blocks.push_back(block_sum(l));
+    const double norm = std::sqrt(halved(blocks)) / static_cast<double>(scale);
+    const double clip = max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1;
+    const auto factor = static_cast<float>(clip / static_cast<double>(scale));
+    for (auto& tensor : tensors_) update(tensor, rate, count, factor);
+    return norm;
   }
 
   const std::vector<PlainTensor>& tensors() const { return tensors_; }
@@ -217,8 +243,50 @@ class Plain {
             last ? nullptr : gradients_[l + 1].data(), l > 0 ? gradients_[l].data() : nullptr};
   }
 
+  void gradients(std::uint64_t number, float scale) {
+    fill_input(mlp_, number, inputs_[0].data());
+    std::vector<float> scratch;
+    for (std::uint32_t l = 0; l < mlp_.layers(); ++l) forward(mlp_, l, buffers(l));
+    for (std::uint32_t l = mlp_.layers(); l-- > 0;) {
+      backward(mlp_, l, buffers(l), scratch, scale);
+    }
+  }
+
+  // The documented tree: the left part is the largest power of two below the length.
+  static double halved(std::span<const double> values) {
+    if (values.empty()) return 0;
+    if (values.size() == 1) return values[0];
+    const auto left = std::bit_floor(values.size() - 1);
+    return halved(values.first(left)) + halved(values.subspan(left));
+  }
+
+  // Weight, padding to 64 bytes, bias; leaves of 1024 elements over 32 lanes.
+  double block_sum(std::uint32_t l) const {
+    const std::size_t width = size_of(mlp_.dtype).count;
+    std::vector<double> squares;
+    for (std::size_t t = l * 2; t < l * 2 + 2; ++t) {
+      for (std::size_t i = 0; i < tensors_[t].master.size(); ++i) {
+        const double g = static_cast<double>(load(tensors_[t].gradient.data(), i, mlp_.dtype));
+        squares.push_back(g * g);
+      }
+      squares.resize((squares.size() + 64 / width - 1) / (64 / width) * (64 / width));
+    }
+    std::vector<double> leaves;
+    for (std::size_t first = 0; first < squares.size(); first += 1024) {
+      double lanes[32] = {};
+      for (std::size_t i = first; i < std::min(first + 1024, squares.size()); ++i) {
+        lanes[i % 32] += squares[i];
+      }
+      for (std::size_t half = 16; half > 0; half /= 2) {
+        for (std::size_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+      }
+      leaves.push_back(lanes[0]);
+    }
+    return halved(leaves);
+  }
+
   // The documented formula, written again.
-  void update(PlainTensor& t, double rate, std::uint64_t number) {
+  void update(PlainTensor& t, double rate, std::uint64_t number, float factor) {
     const auto& o = options_;
     const double n = static_cast<double>(number);
     const auto b1 = static_cast<float>(o.beta1), c1 = static_cast<float>(1 - o.beta1);
@@ -227,7 +295,7 @@ class Plain {
     const auto root = static_cast<float>(1 / std::sqrt(1 - std::pow(o.beta2, n)));
     const auto decay = static_cast<float>(1 - rate * o.weight_decay);
     for (std::size_t i = 0; i < t.master.size(); ++i) {
-      const float g = load(t.gradient.data(), i, mlp_.dtype);
+      const float g = load(t.gradient.data(), i, mlp_.dtype) * factor;
       const float g1 = c1 * g;
       const float g2 = c2 * g;
       const float g3 = g2 * g;
@@ -255,10 +323,11 @@ inline Buffers buffers_of(const LayerView& view) {
           reinterpret_cast<float*>(view.input_gradient())};
 }
 
-inline void train_step(Engine& engine, const Mlp& mlp, double rate, std::uint64_t number,
-                       const TrainerState& state = {}) {
+inline StepReport train_step(Engine& engine, const Mlp& mlp, double rate, std::uint64_t number,
+                             const TrainerState& state = {}, const BadValue& bad = {}) {
   std::vector<float> scratch;  // outlives what is enqueued
   auto step = engine.begin_step({rate});
+  const auto scale = static_cast<float>(step.loss_scale());
   for (std::uint32_t l = 0; l < mlp.layers(); ++l) {
     const auto view = step.forward(LayerId{l});
     view.launch([&mlp, l, number, b = buffers_of(view)] {
@@ -268,10 +337,12 @@ inline void train_step(Engine& engine, const Mlp& mlp, double rate, std::uint64_
   }
   for (std::uint32_t l = mlp.layers(); l-- > 0;) {
     auto view = step.backward(LayerId{l});
-    view.launch([&mlp, &scratch, l, b = buffers_of(view)] { backward(mlp, l, b, scratch); });
+    view.launch([&mlp, &scratch, &bad, scale, l, b = buffers_of(view)] {
+      backward(mlp, l, b, scratch, scale, bad);
+    });
     view.submit_gradients();
   }
-  step.finish(state);
+  return step.finish(state);
 }
 
 inline void evaluate(Engine& engine, const Mlp& mlp) {

@@ -288,16 +288,18 @@ TEST(Config, OptimizerValuesOutOfRange) {
   }
 }
 
-TEST(Config, ClippingIsRefusedUnlessSwitchedOff) {
-  expect_refused(R"({"gradient_clipping": 1.0})",
-                 {"gradient_clipping", "global norm is not available yet", "write 0",
-                  "terrace.clip \"none\""});
+TEST(Config, ClippingIsToOneNorm) {
+  EXPECT_EQ(parse_config(R"({"gradient_clipping": 0.5})").gradient_clipping, 0.5);
+  EXPECT_EQ(parse_config("{}").gradient_clipping, 0);
+  EXPECT_EQ(parse_config(own(R"("clip": "global")")).gradient_clipping, 1.0);
+  expect_refused(R"({"gradient_clipping": 0, "terrace": {"clip": "global"}})",
+                 {"gradient_clipping", "terrace.clip", "write 1.0"});
   expect_refused(R"({"gradient_clipping": -1})", {"gradient_clipping"});
-  expect_refused(own(R"("clip": "global")"), {"terrace.clip", "not available yet", "\"none\""});
   expect_refused(own(R"("clip": "speculative")"), {"terrace.clip", "not available yet"});
   expect_refused(own(R"("clip": "all")"), {"terrace.clip", "\"all\""});
   const Config config = parse_config(R"({"gradient_clipping": 1.0, "terrace": {"clip": "none"}})");
   EXPECT_TRUE(has_note(config, "gradient_clipping"));
+  EXPECT_EQ(config.gradient_clipping, 0);
 }
 
 TEST(Config, StoreKeys) {
@@ -320,7 +322,20 @@ TEST(Config, StoreKeys) {
 }
 
 TEST(Config, WhatThisVersionDoesNotDo) {
-  expect_refused(R"({"fp16": {"enabled": true}})", {"fp16.enabled", "bf16"});
+  const Config scaled = parse_config(
+      R"({"bf16": {"enabled": false}, "fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 12,
+          "loss_scale_window": 500, "hysteresis": 3, "min_loss_scale": 0.25}})");
+  EXPECT_EQ(scaled.parameter_dtype, DType::fp16);
+  EXPECT_TRUE(scaled.loss_scale.enabled);
+  EXPECT_EQ(scaled.loss_scale.initial_power, 12U);
+  EXPECT_EQ(scaled.loss_scale.window, 500U);
+  EXPECT_EQ(scaled.loss_scale.hysteresis, 3U);
+  EXPECT_EQ(scaled.loss_scale.minimum, 0.25);
+  expect_refused(R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})",
+                 {"fp16.enabled", "bf16.enabled"});
+  expect_refused(R"({"fp16": {"loss_scale": -1}})", {"fp16.loss_scale", "positive"});
+  expect_refused(R"({"fp16": {"initial_scale_power": 61}})", {"fp16.initial_scale_power"});
+  expect_refused(R"({"fp16": {"min_loss_scale": 0}})", {"fp16.min_loss_scale"});
   expect_refused(zero(R"("stage": 4)"), {"zero_optimization.stage", "from 0 to 3"});
   expect_refused(zero(R"("zero_quantized_weights": true)"), {"zero_quantized_weights", "ZeRO++"});
   expect_refused(zero(R"("zero_quantized_gradients": true)"), {"zero_quantized_gradients"});

@@ -164,15 +164,6 @@ TEST(Model, RefusesWhatIsAmbiguousAndNamesIt) {
   }
 }
 
-TEST(Model, RefusesToTrainInFp16) {
-  auto spec = model({layer("first", {{"a", {3}}})});
-  spec.parameter_dtype = DType::fp16;
-  EXPECT_TRUE(contains(refusal([&] { validate(spec); }), "fp16"));
-  spec.parameter_dtype = DType::bf16;
-  spec.gradient_dtype = DType::fp16;
-  EXPECT_TRUE(contains(refusal([&] { validate(spec); }), "fp16"));
-}
-
 TEST(Throttle, TakesLatencyAndBytes) {
   EXPECT_FALSE(Throttle{}.active());
   EXPECT_EQ(Throttle{}.seconds(1 << 30), 0.0);

@@ -1,0 +1,80 @@
+#include "runtime/gradient_rules.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "terrace/adam.h"
+#include "terrace/error.h"
+
+namespace terrace {
+namespace {
+
+constexpr double kNormSlack = 1e-6;
+constexpr double kLargestScale = 0x1p60;  // far beyond fp16; keeps products finite in fp32
+
+}  // namespace
+
+double gradient_norm(std::span<const double> block_sums, double factor) {
+  return std::sqrt(sum_of_leaves(block_sums)) * factor;
+}
+
+double clip_factor(double norm, double max_norm) {
+  if (max_norm <= 0) return 1;
+  return std::min(1.0, max_norm / (norm + kNormSlack));
+}
+
+double gradient_factor(double clip, double loss_scale) {
+  return std::max(clip / loss_scale,
+                  static_cast<double>(std::numeric_limits<float>::denorm_min()));
+}
+
+LossScaler::LossScaler(const LossScaleConfig& config)
+    : config_(config),
+      scale_(!config.enabled ? 1
+             : config.constant > 0 ? config.constant
+                                   : std::ldexp(1.0, static_cast<int>(config.initial_power))),
+      overflows_left_(config.hysteresis) {}
+
+void LossScaler::count(bool overflow) {
+  if (!config_.enabled || config_.constant > 0) return;
+  if (overflow) {
+    good_steps_ = 0;
+    if (overflows_left_ > 1) {
+      --overflows_left_;
+    } else {
+      scale_ = std::max(scale_ / 2, config_.minimum);
+    }
+    return;
+  }
+  if (++good_steps_ < config_.window) return;
+  good_steps_ = 0;
+  overflows_left_ = config_.hysteresis;
+  scale_ = std::min(scale_ * 2, kLargestScale);
+}
+
+std::string LossScaler::save() const {
+  std::string bytes(sizeof scale_ + sizeof good_steps_ + sizeof overflows_left_, '\0');
+  std::memcpy(bytes.data(), &scale_, sizeof scale_);
+  std::memcpy(bytes.data() + sizeof scale_, &good_steps_, sizeof good_steps_);
+  std::memcpy(bytes.data() + sizeof scale_ + sizeof good_steps_, &overflows_left_,
+              sizeof overflows_left_);
+  return bytes;
+}
+
+void LossScaler::restore(std::string& bytes) {
+  const std::size_t size = save().size();
+  if (bytes.size() < size) {
+    throw Error(ErrorCode::corrupt,
+                "the store's last commit does not hold the loss scale; discard it or turn loss "
+                "scaling off");
+  }
+  std::memcpy(&scale_, bytes.data(), sizeof scale_);
+  std::memcpy(&good_steps_, bytes.data() + sizeof scale_, sizeof good_steps_);
+  std::memcpy(&overflows_left_, bytes.data() + sizeof scale_ + sizeof good_steps_,
+              sizeof overflows_left_);
+  bytes.erase(0, size);
+}
+
+}  // namespace terrace
