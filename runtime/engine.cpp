@@ -53,11 +53,9 @@ Config with_drives(Config config) {
 
 }  // namespace
 
-EngineImpl::EngineImpl(const Config& config, const ModelSpec& model,
-                       const Initializer& initializer, EnginePorts ports)
-    : config_(with_drives(config)),
-      layout_(model, config.segment),
-      scaler_(config.loss_scale) {
+EngineImpl::EngineImpl(const Config& config, const ModelSpec& model, const Initializer& initializer,
+                       EnginePorts ports)
+    : config_(with_drives(config)), layout_(model, config.segment), scaler_(config.loss_scale) {
   check_config(config);
   device_ = device_for(config, ports);
   budgets_of(config, *device_, std::vector<std::uint32_t>(config.nvme.size(), 1));  // or refused
@@ -66,9 +64,9 @@ EngineImpl::EngineImpl(const Config& config, const ModelSpec& model,
   const auto durability = durability_of(config, speeds_.drives);
   const auto budget = budgets_of(config, *device_, durability.weights);
   try {
-    plans_.emplace(plan_engine({layout_, budget, config.placement, speeds_.speeds,
-                                config.sub_group_elements, config.prefetch_elements,
-                                durability, update_time_of(config)}));
+    plans_.emplace(
+        plan_engine({layout_, budget, config.placement, speeds_.speeds, config.sub_group_elements,
+                     config.prefetch_elements, durability, update_time_of(config)}));
   } catch (const Error& error) {
     if (error.code() != ErrorCode::out_of_budget || config.budget.nvme) throw;
     throw Error(error.code(), error.what() + free_text(config.nvme));

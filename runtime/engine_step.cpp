@@ -107,8 +107,7 @@ double EngineImpl::measured_norm(double factor) const {
   for (std::uint32_t l = 0; l < layout_.layers(); ++l) {
     const auto leaves = leaves_of(layout_.block(LayerId{l}).elements);
     if (leaves == 0) continue;
-    const auto* first =
-        reinterpret_cast<const double*>(store_->address(Tier::dram, sums[l]));
+    const auto* first = reinterpret_cast<const double*>(store_->address(Tier::dram, sums[l]));
     blocks.push_back(sum_of_leaves({first, leaves}));
   }
   return gradient_norm(blocks, factor);

@@ -130,7 +130,7 @@ class Executor {
 
   // Hashes of the tiles that an operation moves or updates.
   struct OpHashes {
-    std::uint64_t not_finite = 0;      // measurements: an element of the run
+    std::uint64_t not_finite = 0;          // measurements: an element of the run
     std::vector<std::uint64_t> tiles;      // reads and writes
     std::array<std::vector<std::uint64_t>, kOptimizerStateCount> before;     // updates
     std::array<std::vector<std::uint64_t>, kOptimizerStateCount + 1> after;  // parameter last

@@ -94,7 +94,8 @@ void Executor::start_commit(OpRef ref) {
   state(ref).parts = 1;
   ++owed_;
   ++in_flight_[index_of(Lane::commit)];
-  ports_.nvme.commit(ticket(ref), own.options.step, *std::exchange(own.options.trainer, std::nullopt));
+  ports_.nvme.commit(ticket(ref), own.options.step,
+                     *std::exchange(own.options.trainer, std::nullopt));
 }
 
 void Executor::wait_for_device_dependencies(OpRef ref, StreamId stream) {
@@ -167,8 +168,7 @@ void Executor::start_measure(OpRef ref) {
   job.whole = {context_.store.address(Tier::dram, operands[0].extent),
                context_.layout.model().gradient_dtype, measured.elements.count};
   job.counted = real_elements(measured);
-  job.leaves =
-      reinterpret_cast<double*>(context_.store.address(Tier::dram, operands[1].extent));
+  job.leaves = reinterpret_cast<double*>(context_.store.address(Tier::dram, operands[1].extent));
   job.first_not_finite = &op.hashes->not_finite;
   op.stage = Stage::issued;
   op.parts = 1;

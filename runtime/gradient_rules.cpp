@@ -26,13 +26,12 @@ double clip_factor(double norm, double max_norm) {
 }
 
 double gradient_factor(double clip, double loss_scale) {
-  return std::max(clip / loss_scale,
-                  static_cast<double>(std::numeric_limits<float>::denorm_min()));
+  return std::max(clip / loss_scale, static_cast<double>(std::numeric_limits<float>::denorm_min()));
 }
 
 LossScaler::LossScaler(const LossScaleConfig& config)
     : config_(config),
-      scale_(!config.enabled ? 1
+      scale_(!config.enabled       ? 1
              : config.constant > 0 ? config.constant
                                    : std::ldexp(1.0, static_cast<int>(config.initial_power))),
       overflows_left_(config.hysteresis) {}

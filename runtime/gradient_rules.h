@@ -39,7 +39,7 @@ class LossScaler {
  private:
   const LossScaleConfig config_;
   double scale_ = 1;
-  std::uint32_t good_steps_ = 0;   // since the scale last changed or an overflow was seen
+  std::uint32_t good_steps_ = 0;      // since the scale last changed or an overflow was seen
   std::uint32_t overflows_left_ = 1;  // that are forgiven, and one
 };
 

@@ -52,8 +52,8 @@ class HomeBuilder {
   }
 
   void place_sums(LayerId layer) {
-    const Bytes size = round_up(Bytes{sizeof(double) * leaves_of(layout_.block(layer).elements)},
-                                kPage);
+    const Bytes size =
+        round_up(Bytes{sizeof(double) * leaves_of(layout_.block(layer).elements)}, kPage);
     auto& resident = at(map_.resident, Tier::dram);
     map_.gradient_sums.push_back({resident, size});
     resident += size;

@@ -63,7 +63,8 @@ class Replay {
         problem("an address lies outside the map");
       }
       const bool page = operand.content != Content::gradient_sum;
-      if (page && operand.extent.offset.count % kPage.count != 0) problem("an address is not aligned");
+      if (page && operand.extent.offset.count % kPage.count != 0)
+        problem("an address is not aligned");
     }
     switch (operation.kind) {
       case OpKind::forward:
@@ -114,16 +115,15 @@ class Replay {
     }
   }
 
-  void update(const StepPlan& plan, const Operation& operation,
-              std::span<const Operand> operands) {
+  void update(const StepPlan& plan, const Operation& operation, std::span<const Operand> operands) {
     if (operation.pending != plan.schedule.pending) problem("an update is of the wrong step");
     const auto gradients = operation.pending ? gradients_ : pass_;
     std::size_t covered = 0;
     for (const auto& operand : operands) {
       if (operand.tier != Tier::dram) problem("an update uses bytes outside DRAM");
       if (reads(operand.access)) {
-        expect(operand, operand.content == Content::gradient ? gradients
-                                                             : version(operand.content));
+        expect(operand,
+               operand.content == Content::gradient ? gradients : version(operand.content));
       }
       if (operand.extent.size ==
           operation.elements.count * plans_.layout.element_size(operand.content)) {
@@ -145,8 +145,7 @@ class Replay {
       return;
     }
     expect(operands[0], pass_);
-    if (operands[1].data_offset.count !=
-            sizeof(double) * leaves_of(operation.elements.first) ||
+    if (operands[1].data_offset.count != sizeof(double) * leaves_of(operation.elements.first) ||
         operands[1].extent.size.count != sizeof(double) * leaves_of(operation.elements.count) ||
         operation.elements.first % kGradientLeaf != 0) {
       problem("a measurement's sums are not those of its elements");
@@ -165,9 +164,8 @@ class Replay {
           table_.mismatch(Tier::dram, sums, {Content::gradient_sum, LayerId{l}, pass_}, {});
       if (!wrong.empty()) problem("after the step, " + wrong);
       for (const auto& piece : plans_.map.homes.of(Content::gradient, LayerId{l})) {
-        const auto lost = table_.mismatch(piece.tier, piece.extent,
-                                          {Content::gradient, LayerId{l}, pass_},
-                                          piece.data_offset);
+        const auto lost = table_.mismatch(
+            piece.tier, piece.extent, {Content::gradient, LayerId{l}, pass_}, piece.data_offset);
         if (!lost.empty()) problem("after the step, " + lost);
       }
     }
@@ -255,16 +253,17 @@ std::vector<std::string> check_plans(const CheckedPlans& plans) {
   using enum PassKind;
   constexpr PassKind kOverlapped[] = {training,   training,   committing, evaluation,
                                       committing, committing, training,   evaluation};
-  constexpr PassKind kDeferred[] = {fresh,      training,   training,   committing, settling,
-                                    evaluation, fresh,      fresh,      committing, committing,
-                                    training,   settling_committing,    fresh,      settling,
-                                    evaluation};
+  constexpr PassKind kDeferred[] = {
+      fresh,      training,   training, committing,          settling, evaluation, fresh,     fresh,
+      committing, committing, training, settling_committing, fresh,    settling,   evaluation};
   Replay replay(plans);
   const auto run = [&](std::span<const PassKind> kinds) {
     for (const auto kind : kinds) replay.run(plans.plan(kind));
   };
-  if (plans.update_time == UpdateTime::deferred) run(kDeferred);
-  else run(kOverlapped);
+  if (plans.update_time == UpdateTime::deferred)
+    run(kDeferred);
+  else
+    run(kOverlapped);
   return replay.problems();
 }
 

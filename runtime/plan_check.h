@@ -24,10 +24,9 @@ struct CheckedPlans {
 
 // Replays steps and evaluations on a residency table and returns what is wrong; empty:
 // nothing. Proven are: every address lies inside the map and the map inside the budget; every use
-// and update finds the right version of its bytes; every gradient is measured where updates are
-// deferred, and nothing of the present step is taken for one of the step before; after each step every home holds the new
-// version, and at each commit the durable part holds that of every state; transfers have equal
-// ends; dependencies point backward.
+// and update finds the right version of its bytes; where updates are deferred, every gradient is
+// measured and kept; after each step every home holds the new version, and at each commit the
+// durable part holds that of every state; transfers have equal ends; dependencies point backward.
 std::vector<std::string> check_plans(const CheckedPlans& plans);
 
 // Every two operations of which one writes what the other touches are ordered by dependencies, in

@@ -112,10 +112,9 @@ void OptimizerFlow::keep_gradients(LayerId layer, Extent gradient) {
   for (const auto& run : runs_) {
     if (run.layer != layer) continue;
     const Place home = home_of(Content::gradient, run);
-    out_.transfer(OpKind::download, Content::gradient, layer, data_offset(Content::gradient, run),
-                  {Tier::hbm, part(gradient, data_offset(Content::gradient, run),
-                                   home.extent.size)},
-                  home);
+    out_.transfer(
+        OpKind::download, Content::gradient, layer, data_offset(Content::gradient, run),
+        {Tier::hbm, part(gradient, data_offset(Content::gradient, run), home.extent.size)}, home);
     measure(run, home.extent);
   }
 }
@@ -124,13 +123,13 @@ void OptimizerFlow::measure(const UpdateRun& run, Extent gradient) {
   const auto leaf = [](std::uint64_t elements) {
     return Bytes{sizeof(double) * leaves_of(elements)};
   };
-  const Extent sums = part(map_.gradient_sums[run.layer.value], leaf(run.elements.first),
-                           leaf(run.elements.count));
+  const Extent sums =
+      part(map_.gradient_sums[run.layer.value], leaf(run.elements.first), leaf(run.elements.count));
   out_.emit(OpKind::measure, run.layer,
             {{Content::gradient, Tier::dram, Access::read, run.layer,
               data_offset(Content::gradient, run), gradient},
-             {Content::gradient_sum, Tier::dram, Access::write, run.layer,
-              leaf(run.elements.first), sums}},
+             {Content::gradient_sum, Tier::dram, Access::write, run.layer, leaf(run.elements.first),
+              sums}},
             updated_elements(layout_, run) * layout_.element_size(Content::gradient));
   out_.plan.operations.back().elements = run.elements;
 }

@@ -26,23 +26,23 @@ struct LayerSchedule {
   std::vector<LayerUse> uses;
   bool training = false;  // inputs are saved and gradients lead to updates
   UpdateTime update_time = UpdateTime::overlapped;
-  bool pending = false;   // deferred: the updates of the step before are made
-  bool commits = false;   // once the updates of this pass are written, all state is made durable
+  bool pending = false;  // deferred: the updates of the step before are made
+  bool commits = false;  // once the updates of this pass are written, all state is made durable
 };
 
 // The plans of an engine; each has its own schedule.
 enum class PassKind : std::uint8_t {
   training,
   committing,
-  evaluation,           // deferred: only when no updates are pending
-  fresh,                // deferred: a training step when no updates are pending
-  settling,             // deferred: nothing but the pending updates
+  evaluation,  // deferred: only when no updates are pending
+  fresh,       // deferred: a training step when no updates are pending
+  settling,    // deferred: nothing but the pending updates
   settling_committing,
 };
 inline constexpr std::size_t kPassKindCount = 6;
-inline constexpr PassKind kPassKinds[] = {PassKind::training, PassKind::committing,
+inline constexpr PassKind kPassKinds[] = {PassKind::training,   PassKind::committing,
                                           PassKind::evaluation, PassKind::fresh,
-                                          PassKind::settling, PassKind::settling_committing};
+                                          PassKind::settling,   PassKind::settling_committing};
 
 // Whether an engine has such passes, and one directly after the other.
 bool exists(PassKind kind, UpdateTime time);

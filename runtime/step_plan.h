@@ -22,7 +22,7 @@ enum class OpKind : std::uint8_t {
   measure,   // sums of squares of a run's gradients, and whether all are finite, in DRAM
   forward,   // the trainer's layer function, in HBM
   backward,
-  commit,    // makes the durable part of NVMe current as it is
+  commit,  // makes the durable part of NVMe current as it is
 };
 
 Lane lane_of(OpKind kind);

@@ -98,11 +98,11 @@ class LayerView {
 // One training step, or one evaluation pass. Layers are visited in ModelSpec order, forward, then
 // (training) in reverse; anything else throws Error(invalid_argument) and leaves the step usable.
 // Only one step or pass may be alive, and none may outlive its engine. Destroying one that is not
-// finished cancels it and waits for the work on the compute stream. Before the first update has
-// started, which may be any time after the first submit_gradients(), and always where updates are
-// deferred, the engine's state is as before and the engine goes on; after it some layers are updated and some are not, and every
-// later call throws Error(cancelled). A step whose layers were all visited is finished, not
-// cancelled.
+// finished cancels it and waits for the work on the compute stream. The engine's state is then as
+// before and the engine goes on: always where updates are deferred (Config::gradient_clipping), and
+// otherwise before the first update has started, which may be any time after the first
+// submit_gradients(); after it some layers are updated and some are not, and every later call
+// throws Error(cancelled). A step whose layers were all visited is finished, not cancelled.
 class Step {
  public:
   Step(Step&& other) noexcept;

@@ -323,7 +323,7 @@ TEST(Config, StoreKeys) {
 
 TEST(Config, WhatThisVersionDoesNotDo) {
   const Config scaled = parse_config(
-      R"({"bf16": {"enabled": false}, "fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 12,
+      R"({"bf16": {"enabled": false}, "fp16": {"enabled": true, "initial_scale_power": 12,
           "loss_scale_window": 500, "hysteresis": 3, "min_loss_scale": 0.25}})");
   EXPECT_EQ(scaled.parameter_dtype, DType::fp16);
   EXPECT_TRUE(scaled.loss_scale.enabled);

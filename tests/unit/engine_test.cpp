@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
@@ -51,6 +52,7 @@ class EngineTest : public testing::Test {
     config.placement.master_weight = config.placement.momentum = config.placement.variance =
         TierFractions{0, 0.3, 0.7};
     config.budget.hbm = 4_MiB;
+    config.gradient_clipping = clip_;
     EnginePorts ports;
     ports.speeds = Speeds{};
     ports.io_engine = [fault, counters = counters_] {
@@ -59,10 +61,17 @@ class EngineTest : public testing::Test {
     engine_.emplace(config, model(), initialize, std::move(ports));
   }
 
-  static void write_gradients(const LayerView& view) {
+  // With clipping the updates of a step are made in the next.
+  void defer() {
+    clip_ = 1e-3;
+    start({});
+  }
+
+  static void write_gradients(const LayerView& view, float first = 1) {
     if (view.layer().value == 1) return;
-    view.launch([gradient = view.gradient(0)] {
-      const std::vector<float> ones(3000, 1.0F);
+    view.launch([first, gradient = view.gradient(0)] {
+      std::vector<float> ones(3000, 1.0F);
+      ones[0] = first;
       std::memcpy(gradient, ones.data(), ones.size() * sizeof(float));
     });
   }
@@ -100,6 +109,7 @@ class EngineTest : public testing::Test {
   }
 
   const Directory directory_{"engine"};
+  double clip_ = 0;
   std::shared_ptr<FaultCounters> counters_;
   std::optional<Engine> engine_;
   static inline std::string said_;
@@ -207,6 +217,74 @@ TEST_F(EngineTest, AStepAbandonedAfterUpdatesFailsTheEngineForGood) {
   }
   EXPECT_EQ(code_of([&] { engine_->begin_step(); }), ErrorCode::cancelled);
   EXPECT_NE(said_.find("abandoned"), std::string::npos) << said_;
+}
+
+// Whatever was visited, the step before is made whole and this one leaves nothing.
+TEST_F(EngineTest, ADeferredStepAbandonedAnywhereLeavesTheStepBefore) {
+  defer();
+  std::vector<float> after_one;
+  for (std::uint32_t visited = 0; visited < 2 * kLayers; ++visited) {
+    defer();
+    whole_step();
+    {
+      auto step = engine_->begin_step();
+      for (std::uint32_t u = 0; u < visited; ++u) {
+        if (u < kLayers) {
+          step.forward(LayerId{u});
+          continue;
+        }
+        auto view = step.backward(LayerId{2 * kLayers - 1 - u});
+        write_gradients(view, 77);
+        view.submit_gradients();
+      }
+    }
+    if (visited == 0) after_one = weights();
+    EXPECT_EQ(weights(), after_one) << visited;
+    EXPECT_EQ(engine_->steps(), 1U);
+    whole_step();
+    EXPECT_EQ(engine_->steps(), 2U);
+    EXPECT_NE(weights(), after_one) << visited;
+  }
+}
+
+TEST_F(EngineTest, AGradientThatIsNotFiniteSkipsTheStep) {
+  defer();
+  whole_step();
+  const auto before = weights();
+  auto step = engine_->begin_step();
+  forward_all(step);
+  for (std::uint32_t l = kLayers; l-- > 0;) {
+    auto view = step.backward(LayerId{l});
+    write_gradients(view, l == 2 ? NAN : INFINITY);
+    view.submit_gradients();
+  }
+  bool asked = false;
+  const auto report = step.finish([&](const StepReport& seen) {
+    asked = seen.skipped;
+    return std::string();
+  });
+  EXPECT_TRUE(report.skipped && asked);
+  EXPECT_EQ(report.bad_tensor, "layer0.w");  // in the order of layers, not of time
+  EXPECT_EQ(report.bad_index, 0U);
+  EXPECT_EQ(report.step, 1U);
+  EXPECT_EQ(weights(), before);
+  whole_step();
+  EXPECT_EQ(engine_->steps(), 2U);
+}
+
+TEST_F(EngineTest, NormsAreThoseOfAllGradients) {
+  defer();
+  auto step = engine_->begin_step();
+  forward_all(step);
+  for (std::uint32_t l = kLayers; l-- > 0;) {
+    auto view = step.backward(LayerId{l});
+    write_gradients(view);
+    view.submit_gradients();
+  }
+  const auto report = step.finish();
+  EXPECT_EQ(report.gradient_norm, std::sqrt(6000.0));
+  EXPECT_NEAR(report.clipped_norm.value_or(0), 1e-3, 1e-10);
+  EXPECT_FALSE(report.skipped);
 }
 
 TEST_F(EngineTest, AVisitedStepThatIsDestroyedIsFinished) {
