@@ -142,6 +142,11 @@ std::size_t SegmentStore::commit(Ticket ticket, std::uint64_t step, std::string 
   return commit_->operation;
 }
 
+void SegmentStore::revert() {
+  TERRACE_CHECK(pending() == 0 && !commit_);
+  durable_.revert();
+}
+
 void SegmentStore::begin_stage() {
   switch (commit_->stage) {
     case Purpose::table: return write_tables();

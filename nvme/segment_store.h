@@ -78,6 +78,8 @@ class SegmentStore {
   void read_now(Extent extent, std::span<std::byte> memory);
   void write_now(Extent extent, std::span<std::byte> memory, std::uint64_t generation);
   void commit_now(std::uint64_t step, std::string trainer);
+  // The durable part is what the last commit holds; before the first one it is undefined.
+  void revert();
 
   std::vector<DriveStats> stats() const;
   std::uint64_t quarantined() const { return durable_.quarantined() + scratch_.quarantined(); }

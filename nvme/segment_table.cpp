@@ -64,15 +64,27 @@ std::vector<TableEntry> SegmentTable::entries(std::uint32_t drive) const {
 }
 
 void SegmentTable::commit() {
-  for (auto& entry : entries_) entry.committed = entry.current;
+  for (auto& entry : entries_) {
+    entry.committed = entry.current;
+    entry.committed_checksum = entry.checksum;
+    entry.committed_generation = entry.generation;
+  }
+}
+
+void SegmentTable::revert() {
+  for (auto& entry : entries_) {
+    entry.current = entry.committed;
+    entry.checksum = entry.committed_checksum;
+    entry.generation = entry.committed_generation;
+  }
 }
 
 void SegmentTable::load(const std::vector<TableEntry>& entries) {
   for (const auto& found : entries) {
     auto& entry = entries_[found.segment];
     entry.current = entry.committed = found.offset;
-    entry.checksum = found.checksum;
-    entry.generation = found.generation;
+    entry.checksum = entry.committed_checksum = found.checksum;
+    entry.generation = entry.committed_generation = found.generation;
     const auto drive = geometry_.place(found.segment).drive;
     const auto& slots = drives_[drive];
     if (slots.spare_bytes.count > 0 && found.offset >= slots.spares.count) {

@@ -49,6 +49,8 @@ class SegmentTable {
   std::vector<TableEntry> entries(std::uint32_t drive) const;
   // The current copies are the committed ones.
   void commit();
+  // And the reverse: what was written since the last commit never was.
+  void revert();
   // Takes over a committed table.
   void load(const std::vector<TableEntry>& entries);
 
@@ -56,8 +58,10 @@ class SegmentTable {
   struct Entry {
     std::uint64_t current = kNowhere;
     std::uint64_t committed = kNowhere;
-    std::uint64_t checksum = 0;
+    std::uint64_t checksum = 0;    // of current
     std::uint64_t generation = 0;
+    std::uint64_t committed_checksum = 0;
+    std::uint64_t committed_generation = 0;
     std::uint64_t staged_checksum = 0;
     std::uint64_t staged_generation = 0;
   };

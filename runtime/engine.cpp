@@ -40,10 +40,8 @@ MeasuredSpeeds given_speeds(const Config& config, const Speeds& speeds) {
   return given;
 }
 
-// Clipping and loss scaling need all gradients before the first update.
-UpdateTime update_time_of(const Config& config) {
-  return config.gradient_clipping > 0 || config.loss_scale.enabled ? UpdateTime::deferred
-                                                                   : UpdateTime::overlapped;
+UpdateRule update_rule(const Config& config) {
+  return {config.gradient_clipping > 0 || config.loss_scale.enabled, config.atomic_steps};
 }
 
 Config with_drives(Config config) {
@@ -66,7 +64,8 @@ EngineImpl::EngineImpl(const Config& config, const ModelSpec& model, const Initi
   try {
     plans_.emplace(
         plan_engine({layout_, budget, config.placement, speeds_.speeds, config.sub_group_elements,
-                     config.prefetch_elements, durability, update_time_of(config)}));
+                     config.prefetch_elements, durability, {}},
+                    update_rule(config)));
   } catch (const Error& error) {
     if (error.code() != ErrorCode::out_of_budget || config.budget.nvme) throw;
     throw Error(error.code(), error.what() + free_text(config.nvme));
@@ -87,6 +86,7 @@ EngineImpl::EngineImpl(const Config& config, const ModelSpec& model, const Initi
       if (resumed_) homes.restore();
       else homes.initialize(initializer);
     });
+    if (!resumed_) initializer_ = initializer;
   } catch (...) {
     stop();
     throw;

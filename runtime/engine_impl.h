@@ -183,16 +183,8 @@ class EngineImpl {
                 "submit_gradients()");
   }
 
-  void cancel() noexcept {
-    cancelled_ = true;
-    try {
-      thread_->cancel();
-    } catch (const Error&) {
-      // Sticky in the executor; the next call reports it.
-    }
-    // What the trainer enqueued may use memory of the trainer's that goes with the step.
-    device_->synchronize(kComputeStream);
-  }
+  void cancel() noexcept;
+  void undo_updates();
 
   double compute_seconds() { return at(thread_->stats(), Lane::compute).busy_seconds; }
 
@@ -212,6 +204,8 @@ class EngineImpl {
   void settle();
   PassOptions take_pending(PassKind plain, PassKind committing);
   void judge_gradients(StepReport& report);
+  void skip_updated(const StepReport& report);
+  bool reversible() const;
   void defer(const StepReport& report, std::string kept);
   double measured_norm(double factor) const;
 
@@ -284,6 +278,7 @@ class EngineImpl {
   };
   std::optional<Pending> pending_;
   LossScaler scaler_;
+  Initializer initializer_;  // until a commit can take its place
   double learning_rate_ = 0;  // of the present step
 
   std::uint64_t steps_ = 0;

@@ -66,9 +66,10 @@ StepReport EngineImpl::finish(std::uint64_t pass, const TrainerState& state) {
   const bool training = plan().schedule.training;
   StepReport report;
   report.loss_scale = scaler_.scale();
-  if (training && deferred()) judge_gradients(report);
+  if (training) judge_gradients(report);
+  if (report.skipped && !deferred()) skip_updated(report);
   alive_ = false;
-  if (training && deferred()) scaler_.count(report.skipped);
+  if (training) scaler_.count(report.skipped);
   if (training && !report.skipped) ++steps_;
   report.step = steps_;
   report.seconds = to_seconds(steady_clock().now() - begin_time_);
@@ -76,12 +77,65 @@ StepReport EngineImpl::finish(std::uint64_t pass, const TrainerState& state) {
   report.stall_seconds = std::max(0.0, report.seconds - report.compute_seconds);
   std::string kept = state && training ? state(report) : std::string{};
   check_trainer(kept);
-  if (!deferred()) {
+  if (report.skipped) return report;
+  if (!training || !deferred()) {
     thread_->finish_pass(std::move(kept));
-  } else if (training && !report.skipped) {
+  } else {
     defer(report, std::move(kept));
   }
+  if (training) initializer_ = {};
   return report;
+}
+
+bool EngineImpl::reversible() const {
+  return terrace::reversible(durability_of(config_, speeds_.drives));
+}
+
+// Updates were made all the same.
+void EngineImpl::skip_updated(const StepReport& report) {
+  if (reversible()) {
+    thread_->cancel();
+    return undo_updates();
+  }
+  const Error error(
+      ErrorCode::corrupt,
+      "element " + std::to_string(report.bad_index) + " of the gradient of '" + report.bad_tensor +
+          "' is not finite, and layers had been updated with the others: the state in memory "
+          "belongs to no step. Give the engine two slots and a commit at every step, more RAM to "
+          "keep gradients in, or a norm to clip to: then such a step is skipped");
+  thread_->fail(error);
+}
+
+// The state becomes that of the step before.
+void EngineImpl::undo_updates() {
+  thread_->undo([&](SegmentStore& nvme) {
+    nvme.revert();
+    HomeAccess homes(layout_, plans_->engine.map, *store_, *device_, nvme);
+    if (initializer_) homes.initialize(initializer_);
+    else homes.restore();
+  });
+}
+
+void EngineImpl::cancel() noexcept {
+  cancelled_ = true;
+  bool updated = false;
+  try {
+    updated = !thread_->cancel();
+  } catch (const Error&) {
+    // Sticky in the executor; the next call reports it.
+  }
+  // What the trainer enqueued may use memory of the trainer's that goes with the step.
+  device_->synchronize(kComputeStream);
+  if (!updated) return;
+  try {
+    if (reversible()) return undo_updates();
+    thread_->fail({ErrorCode::cancelled,
+                   "the step was abandoned after some layers had been updated and before all "
+                   "were; the state in memory belongs to no step. Create the engine anew; a store "
+                   "with two slots resumes at its last commit"});
+  } catch (const Error&) {
+    // Sticky as well.
+  }
 }
 
 void EngineImpl::judge_gradients(StepReport& report) {

@@ -128,19 +128,13 @@ bool Executor::cancel() {
   if (passes_.empty()) return true;  // all of it has ended
   Pass& last = passes_.back();
   last.cancelled = true;
-  if (last.updates_started) {
-    fail({ErrorCode::cancelled,
-          "the step was abandoned after some layers had been updated and before all were; the "
-          "state in memory belongs to no step. Create the engine anew; a store with two slots "
-          "resumes at its last commit"});
-    return false;
-  }
   drop_unstarted(last);
   lease_wanted_ = false;
   // What is left may have been ordered by what was dropped: it goes on when all else has ended.
   quieting_ = true;
+  const bool undone = !last.updates_started;
   retire_passes();
-  return true;
+  return undone;
 }
 
 void Executor::drop_unstarted(Pass& last) {

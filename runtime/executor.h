@@ -104,8 +104,7 @@ class Executor {
   void release_lease();
 
   // Drops every operation of the newest pass that has not started, pending ones apart. False when
-  // an update of its own has started: then some layers are updated and some are not, and the
-  // executor has failed.
+  // an update of its own has started: then some layers are updated and some are not.
   bool cancel();
 
   // All layer functions and updates of the newest pass have ended.

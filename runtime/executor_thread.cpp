@@ -152,12 +152,29 @@ void ExecutorThread::release() {
   perform([](Executor&) { return true; }, [](Executor& executor) { executor.release_lease(); });
 }
 
-void ExecutorThread::cancel() {
+bool ExecutorThread::cancel() {
+  bool undone = true;
   perform([](Executor&) { return true; },
-          [](Executor& executor) {
+          [&](Executor& executor) {
             if (executor.lease_granted()) executor.release_lease();
-            executor.cancel();
+            undone = executor.cancel();
           });
+  return undone;
+}
+
+void ExecutorThread::undo(const std::function<void(SegmentStore&)>& task) {
+  perform([](Executor& executor) { return executor.idle(); },
+          [&](Executor& executor) {
+            try {
+              task(*nvme_);
+            } catch (const Error& error) {
+              executor.fail(error);
+            }
+          });
+}
+
+void ExecutorThread::fail(const Error& error) {
+  perform([](Executor&) { return true; }, [&](Executor& executor) { executor.fail(error); });
 }
 
 void ExecutorThread::wait_for_updates() {

@@ -36,7 +36,10 @@ class ExecutorThread {
   void lease();
   void release();
   // Drops the pass that was begun last; see Executor::cancel().
-  void cancel();
+  bool cancel();
+  // After that: runs `task` when all that had started has ended. What it throws is sticky.
+  void undo(const std::function<void(SegmentStore&)>& task);
+  void fail(const Error& error);  // sticky as well
   void wait_for_updates();
   // Of the pass whose updates were waited for.
   std::optional<BadGradient> bad_gradient();

@@ -51,13 +51,17 @@ class HomeBuilder {
     place(content, layer, Tier::nvme, layout_.segment_range(layer, dram, segments - dram));
   }
 
-  void place_sums(LayerId layer) {
-    const Bytes size =
-        round_up(Bytes{sizeof(double) * leaves_of(layout_.block(layer).elements)}, kPage);
+  // Back to back: nothing but memory accesses touches them.
+  void place_sums() {
     auto& resident = at(map_.resident, Tier::dram);
-    map_.gradient_sums.push_back({resident, size});
-    resident += size;
-    at(at(map_.resident_class, Tier::dram), TensorClass::gradient) += size;
+    const Bytes first = resident;
+    for (std::uint32_t l = 0; l < layout_.layers(); ++l) {
+      const Bytes size{sizeof(double) * leaves_of(layout_.block(LayerId{l}).elements)};
+      map_.gradient_sums.push_back({resident, size});
+      resident += size;
+    }
+    resident = round_up(resident, kPage);
+    at(at(map_.resident_class, Tier::dram), TensorClass::gradient) += resident - first;
   }
 
   MemoryMap finish() {
@@ -108,8 +112,8 @@ MemoryMap assign_homes(const ModelLayout& layout, const Placement& placement,
     }
     if (options.update_time == UpdateTime::overlapped) continue;
     builder.split(Content::gradient, layer, layout.block(layer).segments);
-    builder.place_sums(layer);
   }
+  builder.place_sums();
   return builder.finish();
 }
 

@@ -35,7 +35,7 @@ class Replay {
     for (op_ = 0; op_ < plan.operations.size(); ++op_) check(plan, plan.operations[op_]);
     if (updates) ++steps_;
     check_homes();
-    if (!deferred || !plan.schedule.training) return;
+    if (!plan.schedule.training) return;
     gradients_ = pass_;
     check_gradients();
   }

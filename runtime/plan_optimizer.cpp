@@ -164,6 +164,7 @@ void OptimizerFlow::take_and_update(LayerId layer, Extent gradient) {
     const Extent landed = out_.allocate(Tier::dram, Content::gradient, size);
     out_.transfer(OpKind::download, Content::gradient, layer, offset,
                   {Tier::hbm, part(gradient, offset, size)}, {Tier::dram, landed});
+    measure(run, landed);
     update(run, landed);
     write_back(run);
     out_.buffers.release(Tier::dram, Content::master_weight, run.set);

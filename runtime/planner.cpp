@@ -244,6 +244,8 @@ class Planner {
     Forecast result;
     const bool always = best_->training.schedule.commits;
     const auto& usual = plan.plan(always ? PassKind::committing : PassKind::training);
+    result.updates_deferred = input_.update_time == UpdateTime::deferred;
+    result.atomic_steps = result.updates_deferred || reversible(input_.durability);
     result.step_seconds = best_seconds_;
     result.lanes = lane_totals(usual, input_.speeds);
     result.durability = durability(plan);
@@ -418,5 +420,23 @@ class Planner {
 }  // namespace
 
 EnginePlan plan_engine(const PlannerInput& input) { return Planner(input).plan(); }
+
+bool reversible(const DurabilityInput& durability) {
+  return durability.two_slots && durability.commit_interval == 1;
+}
+
+EnginePlan plan_engine(PlannerInput input, const UpdateRule& rule) {
+  input.update_time = UpdateTime::deferred;
+  if (rule.needs_all_gradients) return plan_engine(input);
+  if (rule.atomic && !reversible(input.durability)) {
+    try {
+      return plan_engine(input);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::out_of_budget) throw;
+    }
+  }
+  input.update_time = UpdateTime::overlapped;
+  return plan_engine(input);
+}
 
 }  // namespace terrace

@@ -34,6 +34,12 @@ struct PlannerInput {
   UpdateTime update_time = UpdateTime::overlapped;
 };
 
+// What decides when updates are made.
+struct UpdateRule {
+  bool needs_all_gradients = false;  // for their norm or a loss scale
+  bool atomic = true;                // a step that goes wrong must leave the state as it was
+};
+
 // Immutable. All plans use the same homes and fit the same map.
 struct EnginePlan {
   Placement placement;
@@ -56,5 +62,12 @@ struct EnginePlan {
 // names the missing bytes per tier and class when nothing fits, Error(invalid_argument) for a
 // placement that has no meaning.
 EnginePlan plan_engine(const PlannerInput& input);
+
+// Whether updates that were made too early can be undone: the last commit holds the step before.
+bool reversible(const DurabilityInput& durability);
+
+// The same, with update_time by the rule: overlapped where that is atomic or need not be, deferred
+// otherwise, and overlapped all the same when the gradients find no room.
+EnginePlan plan_engine(PlannerInput input, const UpdateRule& rule);
 
 }  // namespace terrace

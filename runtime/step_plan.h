@@ -107,7 +107,7 @@ struct MemoryMap {
   // NVMe addresses [0, durable) hold all optimizer states, wherever their homes are, in two slots;
   // the pieces are those of Homes when every home is on NVMe. 0: nothing is durable.
   Bytes durable;
-  std::vector<Extent> gradient_sums;  // in DRAM, of a layer; empty: nothing is measured
+  std::vector<Extent> gradient_sums;  // in DRAM, of a layer
   Bytes commit_bytes;  // that a commit writes about itself
   std::array<std::vector<Bytes>, kOptimizerStateCount> durable_base;  // of a layer's block
   PerTier<Bytes> resident{};             // [0, resident) holds the homes

@@ -110,6 +110,10 @@ struct Config {
   // clipped. With a norm or a loss scale, a step's updates are made in the next one's forward.
   double gradient_clipping = 0;
   LossScaleConfig loss_scale;
+  // A step with a gradient that is not finite, or that is abandoned, leaves the state as it was.
+  // That costs nothing with two slots and a commit at every step; otherwise updates are deferred as
+  // with a norm, if the gradients find room in RAM. False: updates are never deferred for it.
+  bool atomic_steps = true;
 
   // The parameter bytes of one segment: the unit of placement, at least 4096, a power of two.
   Bytes segment = 1_MiB;

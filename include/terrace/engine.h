@@ -167,7 +167,8 @@ struct EngineStats {
 class Engine {
  public:
   // Plans, reserves all memory and space, and writes the initial values to where they live, or goes
-  // on where the store's last commit stands (Config::store). Throws Error(out_of_budget) before
+  // on where the store's last commit stands (Config::store). `initializer` is copied, and may be
+  // called until the first step has been finished. Throws Error(out_of_budget) before
   // anything is reserved when the plan does not fit.
   Engine(const Config& config, const ModelSpec& model, const Initializer& initializer,
          EnginePorts ports = {});

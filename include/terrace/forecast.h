@@ -54,6 +54,10 @@ struct Forecast {
   PerLane<LaneForecast> lanes;
   PerTier<TierForecast> tiers;
   DurabilityForecast durability;
+  bool updates_deferred = false;     // made in the next step's forward, not in this one's backward
+  // A gradient that is not finite, or a step that is abandoned, leaves the state as it was; else,
+  // once updates have begun, it ends the run.
+  bool atomic_steps = false;
 };
 
 // Speeds that a plan is made for. 10^9 bytes (or 10^12 operations) per second; all positive.

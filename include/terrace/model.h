@@ -43,8 +43,8 @@ struct ModelSpec {
 };
 
 // Fills `values` with the initial values of elements [first, first + values.size()) of a tensor.
-// Called once for every piece, in any order and on any thread, one call at a time; must depend on
-// its arguments alone, so that a model larger than memory can be created piece by piece.
+// Called for every piece, in any order and on any thread, one call at a time; must depend on its
+// arguments alone, so that a model larger than memory can be created piece by piece, and again.
 using Initializer =
     std::function<void(const TensorSpec& tensor, std::uint64_t first, std::span<float> values)>;
 

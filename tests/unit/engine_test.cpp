@@ -53,6 +53,8 @@ class EngineTest : public testing::Test {
         TierFractions{0, 0.3, 0.7};
     config.budget.hbm = 4_MiB;
     config.gradient_clipping = clip_;
+    config.store.commit_interval = interval_;
+    config.atomic_steps = interval_ == 1;
     EnginePorts ports;
     ports.speeds = Speeds{};
     ports.io_engine = [fault, counters = counters_] {
@@ -91,6 +93,47 @@ class EngineTest : public testing::Test {
     step.finish();
   }
 
+  void abandon_after_updates() {
+    const auto done = at(engine_->stats().lanes, Lane::adam).bytes;
+    auto step = engine_->begin_step();
+    forward_all(step);
+    for (const std::uint32_t l : {2U, 1U}) {
+      auto view = step.backward(LayerId{l});
+      write_gradients(view, 77);
+      view.submit_gradients();
+    }
+    const auto wait = step.backward(LayerId{0});  // by now layer 2 may be updated
+    engine_->device().synchronize(kComputeStream);
+    while (at(engine_->stats().lanes, Lane::adam).bytes < done + Bytes{3000 * 36}) {
+      steady_clock().sleep_until(steady_clock().now() + std::chrono::milliseconds(1));
+    }
+  }
+
+  void expect_skipped() {
+    const auto before = weights();
+    const auto steps = engine_->steps();
+    auto step = engine_->begin_step();
+    forward_all(step);
+    for (std::uint32_t l = kLayers; l-- > 0;) {
+      auto view = step.backward(LayerId{l});
+      write_gradients(view, l == 2 ? NAN : INFINITY);
+      view.submit_gradients();
+    }
+    bool told = false;
+    const auto report = step.finish([&](const StepReport& seen) {
+      told = seen.skipped;
+      return std::string();
+    });
+    EXPECT_TRUE(report.skipped && told);
+    EXPECT_EQ(report.bad_tensor, "layer0.w");  // in the order of layers, not of time
+    EXPECT_EQ(report.bad_index, 0U);
+    EXPECT_EQ(report.step, steps);
+    EXPECT_EQ(weights(), before);
+    whole_step();
+    EXPECT_EQ(engine_->steps(), steps + 1);
+    EXPECT_NE(weights(), before);
+  }
+
   std::vector<float> weights() {
     std::vector<float> values(3000);
     engine_->read("layer0.w", Content::master_weight, 0, values);
@@ -110,6 +153,7 @@ class EngineTest : public testing::Test {
 
   const Directory directory_{"engine"};
   double clip_ = 0;
+  std::uint64_t interval_ = 1;
   std::shared_ptr<FaultCounters> counters_;
   std::optional<Engine> engine_;
   static inline std::string said_;
@@ -199,24 +243,25 @@ TEST_F(EngineTest, GradientsThatWereNotSubmittedCancelTheStep) {
   EXPECT_EQ(engine_->steps(), 1U);
 }
 
-TEST_F(EngineTest, AStepAbandonedAfterUpdatesFailsTheEngineForGood) {
-  {
-    auto step = engine_->begin_step();
-    forward_all(step);
-    for (const std::uint32_t l : {2U, 1U}) {
-      auto view = step.backward(LayerId{l});
-      write_gradients(view);
-      view.submit_gradients();
-    }
-    const auto wait = step.backward(LayerId{0});  // by now layer 2 may be updated
-    engine_->device().synchronize(kComputeStream);
-    while (at(engine_->stats().lanes, Lane::adam).bytes.count == 0) {
-      steady_clock().sleep_until(steady_clock().now() + std::chrono::milliseconds(1));
-      engine_->stats();
-    }
-  }
+// Nothing undoes updates when the last commit holds an earlier step.
+TEST_F(EngineTest, AStepAbandonedAfterUpdatesMayFailTheEngineForGood) {
+  interval_ = 2;
+  start({});
+  abandon_after_updates();
   EXPECT_EQ(code_of([&] { engine_->begin_step(); }), ErrorCode::cancelled);
   EXPECT_NE(said_.find("abandoned"), std::string::npos) << said_;
+}
+
+TEST_F(EngineTest, AStepAbandonedAfterUpdatesIsUndone) {
+  auto before = weights();
+  for (std::uint64_t step = 0; step < 3; ++step) {
+    abandon_after_updates();
+    EXPECT_EQ(weights(), before);
+    EXPECT_EQ(engine_->steps(), step);
+    whole_step();
+    EXPECT_NE(weights(), before);
+    before = weights();
+  }
 }
 
 // Whatever was visited, the step before is made whole and this one leaves nothing.
@@ -248,28 +293,20 @@ TEST_F(EngineTest, ADeferredStepAbandonedAnywhereLeavesTheStepBefore) {
 }
 
 TEST_F(EngineTest, AGradientThatIsNotFiniteSkipsTheStep) {
-  defer();
-  whole_step();
-  const auto before = weights();
-  auto step = engine_->begin_step();
-  forward_all(step);
-  for (std::uint32_t l = kLayers; l-- > 0;) {
-    auto view = step.backward(LayerId{l});
-    write_gradients(view, l == 2 ? NAN : INFINITY);
-    view.submit_gradients();
+  for (const bool deferred : {false, true}) {
+    if (deferred) defer();
+    expect_skipped();  // the first
+    whole_step();
+    expect_skipped();
   }
-  bool asked = false;
-  const auto report = step.finish([&](const StepReport& seen) {
-    asked = seen.skipped;
-    return std::string();
-  });
-  EXPECT_TRUE(report.skipped && asked);
-  EXPECT_EQ(report.bad_tensor, "layer0.w");  // in the order of layers, not of time
-  EXPECT_EQ(report.bad_index, 0U);
-  EXPECT_EQ(report.step, 1U);
-  EXPECT_EQ(weights(), before);
-  whole_step();
-  EXPECT_EQ(engine_->steps(), 2U);
+}
+
+TEST_F(EngineTest, AGradientThatIsNotFiniteMayEndTheRun) {
+  interval_ = 2;
+  start({});
+  EXPECT_EQ(code_of([&] { expect_skipped(); }), ErrorCode::corrupt);
+  EXPECT_NE(said_.find("element 0 of the gradient of 'layer0.w'"), std::string::npos) << said_;
+  EXPECT_EQ(code_of([&] { engine_->begin_step(); }), ErrorCode::corrupt);
 }
 
 TEST_F(EngineTest, NormsAreThoseOfAllGradients) {
