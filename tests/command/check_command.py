@@ -96,7 +96,7 @@ def bad_input():
                 ('{"aio": {}, "aio": {}}', "twice"),
                 ('{"aio": 5}', "object"),
                 ('{', "not JSON"),
-                ('{"gradient_clipping": 1.0}', "not available yet")]:
+                ('{"terrace": {"clip": "speculative"}}', "not available yet")]:
             with open(config, "w") as file:
                 file.write(content)
             refused(place, place.train("--config", config), "config.json", words)
@@ -130,7 +130,8 @@ def results():
             expect(sorted(got["lanes"]) == sorted(LANES), "lanes")
             for name, lane in got["lanes"].items():
                 expect(lane["bytes"] == lane["planned_bytes"], f"{name}: {lane}")
-            expect(got["lanes"]["adam"]["bytes"] == 6 * 28 * got["parameters"], "Adam's formula")
+            expect(got["lanes"]["adam"]["bytes"] == 6 * (28 + 2) * got["parameters"],
+                   "Adam's formula, and a look at the gradients")
             expect(got["forecast"]["bottleneck"] in LANES, "bottleneck")
             for key in ["stall_seconds", "io"]:
                 expect(key in got, key)
