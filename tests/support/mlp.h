@@ -131,8 +131,9 @@ inline void forward(const Mlp& mlp, std::uint32_t l, const Buffers& b) {
 // A value that one gradient gets, whatever backward has made of it.
 struct BadValue {
   std::uint32_t layer = ~0U;
-  std::size_t weight = 0;  // index
+  std::size_t weight = 0;  // index, of the weight or of the bias
   float value = 0;
+  bool bias = false;
 };
 
 // The last layer's loss is the mean of (out - 0.5)^2, times `scale`.
@@ -162,7 +163,9 @@ inline void backward(const Mlp& mlp, std::uint32_t l, const Buffers& b,
       store(b.weight_gradient, std::size_t{i} * out + j, mlp.dtype, sum);
     }
   }
-  if (bad.layer == l) store(b.weight_gradient, bad.weight, mlp.dtype, bad.value);
+  if (bad.layer == l) {
+    store(bad.bias ? b.bias_gradient : b.weight_gradient, bad.weight, mlp.dtype, bad.value);
+  }
   if (b.input_gradient == nullptr) return;
   for (std::uint32_t row = 0; row < mlp.batch; ++row) {
     for (std::uint32_t i = 0; i < in; ++i) {
