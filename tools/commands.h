@@ -12,6 +12,7 @@ struct ExitCode {
   int value = 0;
 };
 
+void add_bench(CLI::App& app, ExitCode& code);
 void add_info(CLI::App& app, ExitCode& code);
 void add_nvme(CLI::App& app, ExitCode& code);
 void add_plan(CLI::App& app, ExitCode& code);

@@ -16,6 +16,7 @@ int main(int argc, char** argv) {
   terrace::cli::add_plan(app, code);
   terrace::cli::add_train(app, code);
   terrace::cli::add_store(app, code);
+  terrace::cli::add_bench(app, code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

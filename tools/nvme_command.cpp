@@ -172,7 +172,7 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
                    "measure network and overlay file systems, too");
 }
 
-void add_bench(CLI::App& app, ExitCode& code) {
+void add_drive_bench(CLI::App& app, ExitCode& code) {
   auto* command = app.add_subcommand(
       "bench", "measure drives: speeds of training's patterns, a recommended setting, a verdict");
   auto state = std::make_shared<BenchCommand>();
@@ -217,7 +217,7 @@ void add_diff(CLI::App& app, ExitCode& code) {
 void add_nvme(CLI::App& app, ExitCode& code) {
   auto* command = app.add_subcommand("nvme", "what a drive can do for training");
   command->require_subcommand(1);
-  add_bench(*command, code);
+  add_drive_bench(*command, code);
   add_tune(*command, code);
   add_diff(*command, code);
 }
