@@ -104,7 +104,9 @@ class EngineImpl {
   void drain() {
     if (alive_) throw Error(ErrorCode::invalid_argument, "drain() is for between steps");
     settle();
-    thread_->wait_until_idle();
+    thread_->run_idle([&](SegmentStore&) {
+      if (trace_) trace_error_ = trace_->flush();
+    });
   }
 
   void commit(const std::string& trainer) {
@@ -135,6 +137,7 @@ class EngineImpl {
     result.io = thread_->io_info();
     result.drives = thread_->drive_stats();
     result.store_notes = thread_->store_notes();
+    result.trace_error = trace_error_;
     result.direct = !result.drives.empty();
     if (result.drives.empty()) result.direct_note = "nothing lives on nvme";
     for (const auto& drive : result.drives) {
@@ -205,6 +208,7 @@ class EngineImpl {
   PassOptions take_pending(PassKind plain, PassKind committing);
   void judge_gradients(StepReport& report);
   void skip_updated(const StepReport& report);
+  std::string ask_trainer(const TrainerState& state, const StepReport& report);
   bool reversible() const;
   void defer(const StepReport& report, std::string kept);
   double measured_norm(double factor) const;
@@ -263,6 +267,7 @@ class EngineImpl {
   MeasuredSpeeds speeds_;
   std::optional<RunnablePlans> plans_;
   std::unique_ptr<TraceSink> trace_;
+  std::string trace_error_;  // as of the last drain()
   std::unique_ptr<AdamPool> adam_;
   std::unique_ptr<TensorStore> store_;
   std::optional<CommitRecord> resumed_;  // written, as the next, on the executor's thread while

@@ -68,16 +68,15 @@ StepReport EngineImpl::finish(std::uint64_t pass, const TrainerState& state) {
   report.loss_scale = scaler_.scale();
   if (training) judge_gradients(report);
   if (report.skipped && !deferred()) skip_updated(report);
-  alive_ = false;
-  if (training) scaler_.count(report.skipped);
-  if (training && !report.skipped) ++steps_;
-  report.step = steps_;
+  report.step = steps_ + (training && !report.skipped ? 1 : 0);
   report.seconds = to_seconds(steady_clock().now() - begin_time_);
   report.compute_seconds = compute_seconds() - compute_before_;
   report.stall_seconds = std::max(0.0, report.seconds - report.compute_seconds);
-  std::string kept = state && training ? state(report) : std::string{};
-  check_trainer(kept);
+  std::string kept = training ? ask_trainer(state, report) : std::string{};
+  alive_ = false;
+  if (training) scaler_.count(report.skipped);
   if (report.skipped) return report;
+  steps_ = report.step;
   if (!training || !deferred()) {
     thread_->finish_pass(std::move(kept));
   } else {
@@ -85,6 +84,20 @@ StepReport EngineImpl::finish(std::uint64_t pass, const TrainerState& state) {
   }
   if (training) initializer_ = {};
   return report;
+}
+
+// What it throws cancels the step: a commit without the trainer's part would be of no use.
+std::string EngineImpl::ask_trainer(const TrainerState& state, const StepReport& report) {
+  if (!state) return {};
+  try {
+    std::string kept = state(report);
+    check_trainer(kept);
+    return kept;
+  } catch (...) {
+    if (!report.skipped) cancel();
+    alive_ = false;
+    throw;
+  }
 }
 
 bool EngineImpl::reversible() const {

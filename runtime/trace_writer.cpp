@@ -1,5 +1,7 @@
 // Chrome trace event JSON, streamed: one event a line, so that a file cut short is easily mended.
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <optional>
 
@@ -69,7 +71,7 @@ std::string microseconds(Nanoseconds time) {
 
 class TraceWriter final : public TraceSink {
  public:
-  explicit TraceWriter(const std::string& path) : file_(path, std::ios::trunc) {
+  explicit TraceWriter(const std::string& path) : path_(path), file_(path, std::ios::trunc) {
     if (!file_) {
       throw Error(ErrorCode::io, "the trace file " + path +
                                      " cannot be created; name a file in a writable directory");
@@ -80,11 +82,20 @@ class TraceWriter final : public TraceSink {
   ~TraceWriter() override { file_ << "\n]\n"; }
 
   void span(const TraceSpan& span) override {
+    if (!file_) return;
     if (!origin_) origin_ = span.start;
     begin_event(span.name, 'X', span.lane)
         << ",\"ts\":" << microseconds(span.start - *origin_)
         << ",\"dur\":" << microseconds(span.end - span.start)
         << ",\"args\":{\"step\":" << span.step << ",\"bytes\":" << span.bytes << "}}";
+  }
+
+  std::string flush() override {
+    errno = 0;
+    if (file_.flush()) return {};
+    if (errno != 0) why_ = std::strerror(errno);
+    return "writing the trace " + path_ + " failed" + (why_.empty() ? "" : ": " + why_) +
+           "; what came later is missing";
   }
 
  private:
@@ -100,7 +111,9 @@ class TraceWriter final : public TraceSink {
         << ",\"args\":{\"name\":" << quoted(to_string(lane)) << "}}";
   }
 
+  const std::string path_;
   std::ofstream file_;
+  std::string why_;
   bool first_ = true;
   std::optional<Nanoseconds> origin_;  // the first span's start is the file's time 0
 };

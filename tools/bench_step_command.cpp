@@ -31,7 +31,8 @@ const char* clip_name(const StepCase& what) { return what.clip > 0 ? "global" : 
 
 void print_head() {
   fmt::print("{:<16}{:<8}{:>9}{:>9}{:>9}{:>9}{:>9}{:>12}{:>12}{:>10}\n", "slowest lane", "clip",
-             "floor s", "next s", "step s", "spread", "exposed", "step/floor", "step/plan", "state");
+             "floor s", "next s", "step s", "spread", "exposed", "step/floor", "step/plan",
+             "state");
 }
 
 void print_row(const StepCaseResult& result) {

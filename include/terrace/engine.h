@@ -52,7 +52,8 @@ struct StepReport {
 
 // Called by finish() when the step's updates are done, on the trainer's thread. What it returns is
 // kept with the step's commit and given back by Engine::trainer_state() after a resume: data
-// cursor, random state, ... At most 60 KiB.
+// cursor, random state, ... At most 60 KiB. What it throws leaves finish() and cancels the step (see
+// Step), as does too much.
 using TrainerState = std::function<std::string(const StepReport&)>;
 
 // A layer's bytes on the device, for as long as this object lives. All pointers are device
@@ -161,6 +162,7 @@ struct EngineStats {
   std::string direct_note;
   std::vector<DriveStats> drives;        // by Config::nvme
   std::vector<std::string> store_notes;  // what the store found and did: resumed, moved, ...
+  std::string trace_error;               // why the trace is not whole; empty: it is, up to now
 };
 
 // Thread rule: one thread makes all calls.

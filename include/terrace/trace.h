@@ -25,10 +25,13 @@ class TraceSink {
  public:
   virtual ~TraceSink() = default;
   virtual void span(const TraceSpan& span) = 0;
+  // Why not everything up to now is written; empty: it is.
+  virtual std::string flush() { return {}; }
 };
 
 // Chrome trace event JSON, one row per lane, written as it goes and complete after destruction.
-// Throws Error(io) with the path when the file cannot be created.
+// Throws Error(io) with the path when the file cannot be created; what fails later ends the trace,
+// not the run, and flush() tells.
 std::unique_ptr<TraceSink> make_trace_writer(const std::string& path);
 
 }  // namespace terrace

@@ -309,6 +309,33 @@ TEST_F(EngineTest, AGradientThatIsNotFiniteMayEndTheRun) {
   EXPECT_EQ(code_of([&] { engine_->begin_step(); }), ErrorCode::corrupt);
 }
 
+// A commit would wait for what the trainer wants kept.
+TEST_F(EngineTest, ATrainerStateThatFailsCancelsTheStep) {
+  const TrainerState kFailing[] = {
+      [](const StepReport&) -> std::string { throw std::runtime_error("the trainer's own"); },
+      [](const StepReport&) { return std::string(1 << 20, 'x'); }};
+  for (const bool deferred : {false, true}) {
+    if (deferred) defer();
+    whole_step();
+    const auto before = weights();
+    for (const auto& state : kFailing) {
+      auto step = engine_->begin_step();
+      forward_all(step);
+      for (std::uint32_t l = kLayers; l-- > 0;) {
+        auto view = step.backward(LayerId{l});
+        write_gradients(view, 77);
+        view.submit_gradients();
+      }
+      EXPECT_ANY_THROW(step.finish(state));
+      EXPECT_EQ(engine_->steps(), 1U);
+      EXPECT_EQ(weights(), before);
+    }
+    whole_step();
+    EXPECT_EQ(engine_->steps(), 2U);
+    EXPECT_NE(weights(), before);
+  }
+}
+
 TEST_F(EngineTest, NormsAreThoseOfAllGradients) {
   defer();
   auto step = engine_->begin_step();

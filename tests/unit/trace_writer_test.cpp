@@ -40,6 +40,13 @@ class TraceWriterTest : public testing::Test {
                             ".json";
 };
 
+TEST_F(TraceWriterTest, TellsThatItCouldNotWrite) {
+  const auto writer = make_trace_writer("/dev/full");
+  for (int i = 0; i < 1000; ++i) writer->span({Lane::adam, "update", {}, {}, 1, 1});
+  const auto said = writer->flush();
+  EXPECT_NE(said.find("/dev/full failed: No space left"), std::string::npos) << said;
+}
+
 TEST_F(TraceWriterTest, EmptyTraceNamesEveryLane) {
   std::map<int, std::string> rows;
   for (const auto& event : written({})) {
