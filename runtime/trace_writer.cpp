@@ -83,22 +83,29 @@ class TraceWriter final : public TraceSink {
 
   void span(const TraceSpan& span) override {
     if (!file_) return;
+    errno = 0;
     if (!origin_) origin_ = span.start;
     begin_event(span.name, 'X', span.lane)
         << ",\"ts\":" << microseconds(span.start - *origin_)
         << ",\"dur\":" << microseconds(span.end - span.start)
         << ",\"args\":{\"step\":" << span.step << ",\"bytes\":" << span.bytes << "}}";
+    note_failure();
   }
 
   std::string flush() override {
     errno = 0;
-    if (file_.flush()) return {};
-    if (errno != 0) why_ = std::strerror(errno);
+    file_.flush();
+    note_failure();
+    if (file_) return {};
     return "writing the trace " + path_ + " failed" + (why_.empty() ? "" : ": " + why_) +
            "; what came later is missing";
   }
 
  private:
+  void note_failure() {
+    if (!file_ && why_.empty() && errno != 0) why_ = std::strerror(errno);
+  }
+
   std::ostream& begin_event(std::string_view name, char phase, Lane lane) {
     file_ << (first_ ? "\n" : ",\n") << "{\"name\":" << quoted(name) << ",\"ph\":\"" << phase
           << "\",\"pid\":1,\"tid\":" << static_cast<int>(lane) + 1;

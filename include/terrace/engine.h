@@ -52,8 +52,8 @@ struct StepReport {
 
 // Called by finish() when the step's updates are done, on the trainer's thread. What it returns is
 // kept with the step's commit and given back by Engine::trainer_state() after a resume: data
-// cursor, random state, ... At most 60 KiB. What it throws leaves finish() and cancels the step (see
-// Step), as does too much.
+// cursor, random state, ... At most 60 KiB. What it throws leaves finish() and cancels the step, as
+// does too much (see Step).
 using TrainerState = std::function<std::string(const StepReport&)>;
 
 // A layer's bytes on the device, for as long as this object lives. All pointers are device
