@@ -1,4 +1,7 @@
 // terrace: one binary, sub-commands.
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
 #include <exception>
 #include <system_error>
 
@@ -31,6 +34,11 @@ int main(int argc, char** argv) {
     return 2;
   } catch (const std::exception& error) {
     fmt::print(stderr, "terrace: {}\n", error.what());
+    return 2;
+  }
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    fmt::print(stderr, "terrace: what was printed could not all be written: {}\n",
+               std::strerror(errno));
     return 2;
   }
   return code.value;

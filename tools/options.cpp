@@ -1,5 +1,6 @@
 #include "tools/options.h"
 
+#include <charconv>
 #include <cstdlib>
 #include <filesystem>
 #include <sstream>
@@ -22,6 +23,18 @@ double parse_speed(const std::string& text, const std::string& whole) {
 }
 
 }  // namespace
+
+CLI::Validator whole_number(std::uint64_t low) {
+  const auto check = [low](const std::string& text) -> std::string {
+    std::uint64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error == std::errc::result_out_of_range) return text + " is too large";
+    const bool whole = error == std::errc{} && end == text.data() + text.size();
+    if (whole && value >= low) return {};
+    return "'" + text + "' is not a whole number from " + std::to_string(low) + " on";
+  };
+  return CLI::Validator(check, "UINT");
+}
 
 void ModelOptions::add(CLI::App& command) {
   command.add_option("--model", size, "a built-in size: 1M, 10M, 100M, 1B, 7B, ... 1T");
@@ -79,7 +92,7 @@ void TierOptions::add(CLI::App& command) {
                   "2: a run can be killed and resumed; 1: half the space, nothing survives")
       ->check(CLI::Range(1, 2));
   command.add_option("--commit-interval", commit_interval, "steps between commits (1)")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1));
   command.add_option("--segment", segment,
                      "parameter bytes of a segment, a power of two from 4096");
   command.add_option("--io", io_engine, "auto, io_uring, threads or memory");
@@ -100,6 +113,9 @@ Config TierOptions::config() const {
   }
   if (slots) config.store.slots = *slots;
   if (commit_interval) config.store.commit_interval = *commit_interval;
+  if (commit_interval && config.store.slots == 1) {
+    config.notes.emplace_back("--commit-interval has no effect with one slot, which no commit uses");
+  }
   apply_tuned(config, has_aio_block(config_file));
   if (!segment.empty()) config.segment = parse_bytes(segment);
   if (!io_engine.empty()) config.io.kind = parse_io_engine(io_engine);

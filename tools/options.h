@@ -11,6 +11,9 @@
 
 namespace terrace::cli {
 
+// A whole number from `low` on that fits.
+CLI::Validator whole_number(std::uint64_t low);
+
 struct ModelOptions {
   std::string size;  // a name of gpt::named_sizes(), or empty
   gpt::GptConfig gpt;

@@ -12,7 +12,8 @@ namespace terrace::cli {
 namespace {
 
 constexpr std::uint64_t kBarWidth = 24;
-constexpr std::uint64_t kPlainLines = 20;  // over a whole run
+constexpr std::uint64_t kPlainLines = 20;  // over a whole run, and
+constexpr double kPlainSeconds = 60;       // between two of them at most
 
 }  // namespace
 
@@ -51,7 +52,9 @@ void Progress::show(std::uint64_t step, double loss, double seconds, const Engin
     return;
   }
   const std::uint64_t every = std::max<std::uint64_t>(1, steps_ / kPlainLines);
-  if (step % every != 0 && step != before_steps_ + 1 && step != steps_) return;
+  const bool due = step % every == 0 || spent_ - told_at_ >= kPlainSeconds;
+  if (!due && step != before_steps_ + 1 && step != steps_) return;
+  told_at_ = spent_;
   fmt::print("step {}/{}  loss {:.3f} bits/byte  {:.0f} tokens/s  GB/s{}  {} left\n", step, steps_,
              loss, rate, speeds, duration_text(left));
   std::fflush(stdout);

@@ -26,6 +26,7 @@ class Progress {
   const std::uint64_t before_steps_;
   const bool terminal_;
   double spent_ = 0;
+  double told_at_ = 0;  // of spent_
   PerLane<LaneStats> before_{};
 };
 

@@ -77,7 +77,7 @@ std::string plan_text(const Forecast& forecast) {
 }
 
 std::string lanes_text(const Forecast& forecast, const EngineStats& stats, std::uint64_t steps,
-                       double mean_step_seconds) {
+                       double mean_step_seconds, double seconds) {
   std::string text;
   auto out = std::back_inserter(text);
   const double n = static_cast<double>(steps);
@@ -93,7 +93,7 @@ std::string lanes_text(const Forecast& forecast, const EngineStats& stats, std::
                    moves ? fmt::format("{:.2f}", static_cast<double>(seen.bytes.count) /
                                                      seen.busy_seconds / 1e9)
                          : std::string("-"),
-                   100 * busy / mean_step_seconds);
+                   100 * seen.busy_seconds / seconds);
   }
   fmt::format_to(out, "  {:<16}{:>14}{:>14}{:>14}\n", "step", "",
                  duration_text(forecast.step_seconds), duration_text(mean_step_seconds));

@@ -15,9 +15,9 @@ std::string plan_text(const Forecast& forecast);
 // What it costs in space, bytes and time that the run can be killed at any instant.
 std::string durability_text(const DurabilityForecast& durability, double step_seconds);
 
-// Forecast against measured, per lane and step.
+// Forecast against measured, per lane and step. `seconds`: of all steps and what they left behind.
 std::string lanes_text(const Forecast& forecast, const EngineStats& stats, std::uint64_t steps,
-                       double mean_step_seconds);
+                       double mean_step_seconds, double seconds);
 
 // "1.2 s", "35 ms"
 std::string duration_text(double seconds);

@@ -1,14 +1,9 @@
 // terrace train: the reference GPT, with what it prints and writes.
 #include <fmt/core.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <csignal>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numbers>
@@ -17,9 +12,11 @@
 #include "terrace/error.h"
 #include "tools/commands.h"
 #include "tools/gpt_layers.h"
+#include "tools/interrupt.h"
 #include "tools/options.h"
 #include "tools/progress.h"
 #include "tools/report.h"
+#include "tools/result_file.h"
 #include "tools/tiered_trainer.h"
 
 namespace terrace::cli {
@@ -31,9 +28,6 @@ using gpt::TieredTrainer;
 
 constexpr std::size_t kRecentSteps = 10;  // over which the final loss is averaged
 using Losses = std::vector<double>;
-
-volatile std::sig_atomic_t interrupted = 0;
-void on_interrupt(int) { interrupted = 1; }
 
 struct TrainOptions {
   ModelOptions model;
@@ -55,10 +49,9 @@ class TrainRun {
   explicit TrainRun(const TrainOptions& options)
       : options_(options), config_(options.tiers.config()),
         gpt_(options.model.config(config_)),
-        data_(options.data) {
+        data_(options.data),
+        json_(options.json, "--json") {
     data_.require_context(gpt_.context);
-    check_writable(options.json, "--json");
-    check_writable(options.trace, "--trace");
     if (!options.trace.empty()) config_.trace = options.trace;
     rate_ = options.learning_rate.value_or(config_.learning_rate);
     if (options.resume) config_.store.mode = StoreMode::resume;
@@ -77,21 +70,17 @@ class TrainRun {
     introduce(engine);
     take_over(engine);
     train(trainer);
+    const auto begin = std::chrono::steady_clock::now();
     engine.drain();
+    tail_ = std::chrono::steady_clock::now() - begin;
     conclude(trainer);
-    if (!options_.json.empty()) write_json(engine);
+    if (json_.wanted()) write_json(engine);
     if (store_gone_ || (identical_ && !*identical_)) return 1;
-    return interrupted != 0 ? 130 : 0;
+    if (!stats_.trace_error.empty()) return 2;
+    return Interrupt::signal() != 0 ? 128 + Interrupt::signal() : 0;
   }
 
  private:
-  static void check_writable(const std::string& path, const char* option) {
-    if (path.empty()) return;
-    if (std::ofstream(path, std::ios::app)) return;
-    throw Error(ErrorCode::io, std::string(option) + " " + path +
-                                   " cannot be written; name a file in a writable directory");
-  }
-
   // What makes another run of it; the learning rate may change on the way.
   std::vector<std::pair<std::string, std::string>> identity() const {
     return {{"model", fmt::format("gpt of {} blocks, width {}, {} heads, context {}", gpt_.layers,
@@ -134,7 +123,11 @@ class TrainRun {
     first_ = engine.steps();
     if (first_ == 0) return;
     const auto kept = nlohmann::json::parse(engine.trainer_state(), nullptr, false);
-    if (kept.is_object() && kept.contains("losses")) losses_ = kept["losses"].get<Losses>();
+    if (kept.is_object() && kept.contains("losses")) {
+      for (const auto& loss : kept["losses"]) {  // null: it was no number
+        losses_.push_back(loss.is_number() ? loss.get<double>() : std::nan(""));
+      }
+    }
     kept_losses_ = losses_.size();
     if (!reference_) return;
     fmt::print("repeating {} steps in memory to verify ...\n", first_);
@@ -151,9 +144,9 @@ class TrainRun {
   }
 
   void train(TieredTrainer& trainer) {
-    const auto previous = std::signal(SIGINT, on_interrupt);
+    const Interrupt interrupt;
     Progress progress(options_.steps, gpt_.rows(), first_);
-    for (std::uint64_t s = first_ + 1; s <= options_.steps && interrupted == 0; ++s) {
+    for (std::uint64_t s = first_ + 1; s <= options_.steps && Interrupt::signal() == 0; ++s) {
       const auto batch = data_.batch(gpt_, s);
       const auto begin = std::chrono::steady_clock::now();
       const auto result = trainer.step(batch, rate_, [&](double loss) { return keep(loss); });
@@ -167,7 +160,6 @@ class TrainRun {
       watch_store(stats);
     }
     progress.end();
-    std::signal(SIGINT, previous);
     commit_rest(trainer.engine());
   }
 
@@ -199,6 +191,11 @@ class TrainRun {
            static_cast<double>(step_seconds_.size() - static_cast<std::size_t>(skip));
   }
 
+  // All steps, and what they left to be written.
+  double stepped() const {
+    return std::accumulate(step_seconds_.begin(), step_seconds_.end(), tail_.count());
+  }
+
   // One batch is a noisy sample.
   double recent_loss() const {
     const auto count = std::min(kRecentSteps, losses_.size());
@@ -208,7 +205,9 @@ class TrainRun {
 
   void conclude(TieredTrainer& trainer) {
     Engine& engine = trainer.engine();
-    if (interrupted != 0) fmt::print("interrupted: stopped after step {}\n", engine.steps());
+    if (Interrupt::signal() != 0) {
+      fmt::print("interrupted: stopped after step {}\n", engine.steps());
+    }
     stats_ = engine.stats();
     for (const auto& note : stats_.store_notes) {
       if (note.starts_with("writing ")) fmt::print("store: {}\n", note);
@@ -216,7 +215,8 @@ class TrainRun {
     if (step_seconds_.empty()) fmt::print("nothing is left to do: {} steps are done\n", first_);
     if (!step_seconds_.empty()) {
       fmt::print("result\n{}",
-                 lanes_text(engine.forecast(), stats_, step_seconds_.size(), mean_step()));
+                 lanes_text(engine.forecast(), stats_, step_seconds_.size(), mean_step(),
+                            stepped()));
       fmt::print(
           "  loss {:.3f} bits per byte over the last {} steps (order-0 entropy {:.3f}); "
           "{:.0f} tokens/s; stalled {}\n",
@@ -236,12 +236,14 @@ class TrainRun {
       fmt::print("sample:\n{}\n",
                  printable(gpt::sample(trainer, prompt, options_.sample, gpt_.seed)));
     }
-    if (!config_.trace.empty()) {
+    if (!stats_.trace_error.empty()) {
+      fmt::print(stderr, "terrace: {}\n", stats_.trace_error);
+    } else if (!config_.trace.empty()) {
       fmt::print("trace: {} (open it at https://ui.perfetto.dev)\n", config_.trace);
     }
   }
 
-  void write_json(Engine& engine) const {
+  void write_json(Engine& engine) {
     nlohmann::json out;
     const auto& forecast = engine.forecast();
     out["parameters"] = parameter_count(engine.model());
@@ -290,21 +292,14 @@ class TrainRun {
                                         {"direct", drive.direct},
                                         {"direct_note", drive.direct_note}});
     }
-    errno = 0;
-    std::ofstream file(options_.json, std::ios::trunc);
-    file << out.dump(2) << "\n";
-    if (!file.flush()) {
-      const char* advice = errno == EMFILE ? "raise the limit of open files (ulimit -n)"
-                                           : "free space there or name another file";
-      throw Error(ErrorCode::io, "writing " + options_.json + " failed: " + std::strerror(errno) +
-                                     "; " + advice);
-    }
+    json_.write(out.dump(2) + "\n");
   }
 
   const TrainOptions& options_;
   Config config_;
   const gpt::GptConfig gpt_;
   const TextData data_;
+  ResultFile json_;
   double rate_ = 0;
   std::unique_ptr<ReferenceTrainer> reference_;
   Losses losses_;                // bits per byte; those kept by the run before first
@@ -312,6 +307,7 @@ class TrainRun {
   std::uint64_t first_ = 0;      // steps done before this run
   std::vector<double> step_seconds_;
   double stall_seconds_ = 0;
+  std::chrono::duration<double> tail_{0};  // what was not written when the last step ended
   EngineStats stats_;
   std::string hash_;
   std::optional<bool> identical_;
@@ -326,7 +322,7 @@ void add_train(CLI::App& app, ExitCode& code) {
   options->model.add(*command);
   options->tiers.add(*command);
   command->add_option("--data", options->data, "text file or directory");
-  command->add_option("--steps", options->steps, "optimizer steps")->check(CLI::PositiveNumber);
+  command->add_option("--steps", options->steps, "optimizer steps")->check(whole_number(1));
   command->add_option("--learning-rate", options->learning_rate, "of every step")
       ->check(CLI::NonNegativeNumber);
   command->add_option("--trace", options->trace, "write a trace for Perfetto to this file");
