@@ -6,7 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <numeric>
+#include <filesystem>
 
 #include "runtime/gradient_rules.h"
 #include "terrace/error.h"
@@ -126,19 +126,54 @@ void slow_down(Lane lane, const StepBenchOptions& options, double seconds, Confi
   switch (lane) {
     case Lane::nvme_read: config.io.read.gb_s = gb_s(12 * elements); break;
     case Lane::nvme_write: config.io.write.gb_s = gb_s(12 * elements); break;
-    case Lane::host_to_device: config.throttle.host_to_device.gb_s = gb_s(transferred); break;
-    case Lane::device_to_host: config.throttle.device_to_host.gb_s = gb_s(2 * elements); break;
+    case Lane::host_to_device:
+      config.throttle.host_to_device.gb_s = gb_s(transferred);
+      config.speeds.host_to_device_gb_s = gb_s(transferred);  // need not be measured
+      break;
+    case Lane::device_to_host:
+      config.throttle.device_to_host.gb_s = gb_s(2 * elements);
+      config.speeds.device_to_host_gb_s = gb_s(2 * elements);
+      break;
     case Lane::adam:
       config.throttle.adam_gb_s =
           gb_s(elements * (adam_bytes_per_element(DType::bf16, DType::bf16) + 2));
+      config.speeds.adam_gb_s = config.throttle.adam_gb_s;
       break;
     default: break;  // compute takes its time by itself
   }
 }
 
-Config config_of(const StepCase& what, const StepBenchOptions& options) {
+// A directory of the bench's own in each of those given, so that no store of the user's is touched.
+// One that a killed bench left is used again.
+class Scratch {
+ public:
+  explicit Scratch(const std::vector<std::string>& directories) {
+    for (const auto& directory : directories) {
+      paths_.push_back(std::filesystem::path(directory) / "terrace-bench");
+      std::error_code error;
+      std::filesystem::create_directory(paths_.back(), error);
+      if (!error) continue;
+      throw Error(ErrorCode::io, "the directory " + paths_.back().string() +
+                                     " cannot be made: " + error.message() +
+                                     "; name an existing directory that you may write to");
+    }
+  }
+  ~Scratch() {
+    std::error_code ignored;
+    for (const auto& path : paths_) std::filesystem::remove_all(path, ignored);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  const std::vector<std::filesystem::path>& paths() const { return paths_; }
+
+ private:
+  std::vector<std::filesystem::path> paths_;
+};
+
+Config config_of(const StepCase& what, const StepBenchOptions& options, const Scratch& scratch) {
   Config config;
-  for (const auto& path : options.nvme) config.nvme.push_back({path});
+  for (const auto& path : scratch.paths()) config.nvme.push_back({path.string()});
   config.store.mode = StoreMode::discard;
   config.placement.parameter = TierFractions{0, 1, 0};
   config.placement.master_weight = config.placement.momentum = config.placement.variance =
@@ -238,7 +273,8 @@ std::vector<StepCase> step_cases() {
 
 StepCaseResult run_step_case(const StepCase& what, const StepBenchOptions& options) {
   check(options);
-  const Config config = config_of(what, options);
+  const Scratch scratch(options.nvme);  // outlives the engine
+  const Config config = config_of(what, options, scratch);
   const double compute = compute_of(what, options);
   Engine engine(config, model_of(options, compute), initialize);
   PlainRun plain(options);

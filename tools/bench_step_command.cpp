@@ -1,14 +1,14 @@
 // terrace bench step: the command, its table and its JSON.
 #include <fmt/core.h>
 
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "terrace/error.h"
 #include "tools/bench_command.h"
 #include "tools/bench_step.h"
+#include "tools/options.h"
+#include "tools/result_file.h"
 
 namespace terrace::cli {
 namespace {
@@ -68,17 +68,8 @@ nlohmann::json json_of(const StepCaseResult& result) {
   return out;
 }
 
-void write(const std::string& path, const nlohmann::json& out) {
-  std::ofstream file(path, std::ios::trunc);
-  file << out.dump(2) << "\n";
-  if (!file.flush()) {
-    throw Error(ErrorCode::io,
-                "writing " + path + " failed; free space there or name another file");
-  }
-}
-
 int run(const Request& request) {
-  if (!request.json.empty()) write(request.json, nlohmann::json::object());
+  ResultFile json(request.json, "--json");
   nlohmann::json out{{"cases", nlohmann::json::array()}};
   bool identical = true;
   print_head();
@@ -94,7 +85,7 @@ int run(const Request& request) {
                 "no case is left; --lane takes nvme_read, nvme_write, host_to_device, "
                 "device_to_host, adam, compute, balanced");
   }
-  if (!request.json.empty()) write(request.json, out);
+  if (json.wanted()) json.write(out.dump(2) + "\n");
   return identical ? 0 : 1;
 }
 
@@ -112,9 +103,10 @@ void add_bench_step(CLI::App& bench, ExitCode& code) {
   command->add_option("--seconds", options.seconds, "of a step, at the slowest lane's speed")
       ->check(CLI::PositiveNumber);
   command->add_option("--steps", options.steps, "measured in each case")
-      ->check(CLI::Range(1, 100000));
-  command->add_option("--layers", options.layers, "of the model")->check(CLI::Range(1, 1000));
-  command->add_option("--elements", options.layer_elements, "parameters of a layer");
+      ->check(whole_number(1));
+  command->add_option("--layers", options.layers, "of the model")->check(whole_number(1));
+  command->add_option("--elements", options.layer_elements, "parameters of a layer")
+      ->check(whole_number(1));
   command->add_option("--json", request->json, "write the result to this file");
   command->callback([request, &code] { code.value = run(*request); });
 }

@@ -114,7 +114,7 @@ Config TierOptions::config() const {
   if (slots) config.store.slots = *slots;
   if (commit_interval) config.store.commit_interval = *commit_interval;
   if (commit_interval && config.store.slots == 1) {
-    config.notes.emplace_back("--commit-interval has no effect with one slot, which no commit uses");
+    config.notes.emplace_back("--commit-interval has no effect with one slot, which none uses");
   }
   apply_tuned(config, has_aio_block(config_file));
   if (!segment.empty()) config.segment = parse_bytes(segment);
