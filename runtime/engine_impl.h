@@ -138,6 +138,8 @@ class EngineImpl {
     result.drives = thread_->drive_stats();
     result.store_notes = thread_->store_notes();
     result.trace_error = trace_error_;
+    result.operations = thread_->effort().operations;
+    result.executor_user_seconds = thread_->effort().user_seconds;
     result.direct = !result.drives.empty();
     if (result.drives.empty()) result.direct_note = "nothing lives on nvme";
     for (const auto& drive : result.drives) {

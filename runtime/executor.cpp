@@ -318,6 +318,7 @@ void Executor::finish(OpRef ref) {
     op.has_event = false;
   }
   --own.open;
+  ++operations_;
   if (lane == Lane::compute || lane == Lane::adam) --own.open_results;
 }
 

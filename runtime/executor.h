@@ -123,6 +123,7 @@ class Executor {
   void fail(const Error& error);
 
   const PerLane<LaneStats>& stats() const { return stats_; }
+  std::uint64_t operations() const { return operations_; }  // that have ended
 
  private:
   static constexpr std::size_t kMaxPasses = 2;
@@ -226,6 +227,7 @@ class Executor {
   std::vector<StoreResult> results_;
   std::array<Nanoseconds, kLaneCount> busy_until_{};
   PerLane<LaneStats> stats_{};
+  std::uint64_t operations_ = 0;
   std::optional<Error> failure_;
 };
 

@@ -1,5 +1,7 @@
 #include "runtime/executor_thread.h"
 
+#include <sys/resource.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
@@ -85,6 +87,10 @@ void ExecutorThread::publish(const Executor& executor) {
   drives_ = nvme_->stats();
   notes_ = nvme_->notes();
   failure_ = executor.failure();
+  rusage usage{};
+  ::getrusage(RUSAGE_THREAD, &usage);
+  effort_ = {executor.operations(), static_cast<double>(usage.ru_utime.tv_sec) +
+                                        1e-6 * static_cast<double>(usage.ru_utime.tv_usec)};
 }
 
 void ExecutorThread::serve(Executor& executor) {
@@ -199,6 +205,11 @@ void ExecutorThread::run_idle(const std::function<void(SegmentStore&)>& task) {
 IoEngineInfo ExecutorThread::io_info() {
   const std::lock_guard lock(mutex_);
   return io_info_;
+}
+
+ExecutorThread::Effort ExecutorThread::effort() {
+  const std::lock_guard lock(mutex_);
+  return effort_;
 }
 
 std::vector<DriveStats> ExecutorThread::drive_stats() {

@@ -49,6 +49,12 @@ class ExecutorThread {
   void run_idle(const std::function<void(SegmentStore&)>& task);
 
   PerLane<LaneStats> stats();
+  // Of the executor's thread, as of the last call that waited.
+  struct Effort {
+    std::uint64_t operations = 0;
+    double user_seconds = 0;
+  };
+  Effort effort();
   // As of the last call that waited.
   IoEngineInfo io_info();
   std::vector<DriveStats> drive_stats();
@@ -80,6 +86,7 @@ class ExecutorThread {
   std::exception_ptr error_;      // of start-up or of the action
   std::optional<Error> failure_;
   PerLane<LaneStats> stats_{};
+  Effort effort_;
   IoEngineInfo io_info_;
   std::vector<DriveStats> drives_;
   std::vector<std::string> notes_;

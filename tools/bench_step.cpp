@@ -218,6 +218,22 @@ void train_step(Engine& engine, const StepBenchOptions& options, double compute)
   step.finish();
 }
 
+// Segments of 4 KiB make a lot of operations.
+Config small_operations() {
+  Config config;
+  config.nvme = {{"."}};
+  config.io.kind = IoEngineKind::memory;
+  config.segment = 4_KiB;
+  config.sub_group_elements = 1;
+  config.store.slots = 1;
+  config.store.checksums = false;
+  config.atomic_steps = false;
+  config.placement.parameter = config.placement.master_weight = config.placement.momentum =
+      config.placement.variance = TierFractions{0, 0, 1};
+  config.budget.hbm = config.budget.dram = 64_MiB;
+  return config;
+}
+
 double quantile(std::vector<double> values, double part) {
   std::sort(values.begin(), values.end());
   return values[static_cast<std::size_t>(part * static_cast<double>(values.size() - 1))];
@@ -255,6 +271,25 @@ void check(const StepBenchOptions& options) {
 }
 
 }  // namespace
+
+ExecutorCost measure_executor(std::uint32_t steps) {
+  StepBenchOptions options;
+  options.layer_elements = 1 << 17;
+  EnginePorts ports;
+  ports.speeds = Speeds{};
+  Engine engine(small_operations(), model_of(options, 0), initialize, std::move(ports));
+  train_step(engine, options, 0);
+  engine.drain();
+  const auto before = engine.stats();
+  for (std::uint32_t s = 0; s < steps; ++s) train_step(engine, options, 0);
+  engine.drain();
+  const auto after = engine.stats();
+  ExecutorCost cost;
+  cost.operations = after.operations - before.operations;
+  cost.user_us_per_operation = (after.executor_user_seconds - before.executor_user_seconds) *
+                               1e6 / static_cast<double>(cost.operations);
+  return cost;
+}
 
 std::string name_of(const StepCase& what) {
   return what.slowest ? std::string(to_string(*what.slowest)) : "balanced";

@@ -50,6 +50,14 @@ std::vector<StepCase> step_cases();
 // Throws Error for options without meaning, and what the engine throws.
 StepCaseResult run_step_case(const StepCase& what, const StepBenchOptions& options);
 
+// What the executor itself costs: a step of many small operations on the memory engine, without
+// checksums.
+struct ExecutorCost {
+  std::uint64_t operations = 0;
+  double user_us_per_operation = 0;  // of its own thread, which copies for the memory engine too
+};
+ExecutorCost measure_executor(std::uint32_t steps);
+
 std::string name_of(const StepCase& what);
 
 }  // namespace terrace::cli

@@ -13,6 +13,8 @@
 namespace terrace::cli {
 namespace {
 
+constexpr std::uint32_t kCostSteps = 20;
+
 struct Request {
   StepBenchOptions options;
   std::vector<std::string> only;  // names of cases
@@ -85,6 +87,11 @@ int run(const Request& request) {
                 "no case is left; --lane takes nvme_read, nvme_write, host_to_device, "
                 "device_to_host, adam, compute, balanced");
   }
+  const auto cost = measure_executor(kCostSteps);
+  fmt::print("executor: {:.2f} us of user time per operation ({} operations, memory engine, no "
+             "checksums)\n", cost.user_us_per_operation, cost.operations);
+  out["executor"] = {{"user_us_per_operation", cost.user_us_per_operation},
+                     {"operations", cost.operations}};
   if (json.wanted()) json.write(out.dump(2) + "\n");
   return identical ? 0 : 1;
 }

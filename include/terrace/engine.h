@@ -162,6 +162,8 @@ struct EngineStats {
   std::string direct_note;
   std::vector<DriveStats> drives;        // by Config::nvme
   std::vector<std::string> store_notes;  // what the store found and did: resumed, moved, ...
+  std::uint64_t operations = 0;          // that the executor has run
+  double executor_user_seconds = 0;      // CPU time of its thread, in user mode
   std::string trace_error;               // why the trace is not whole; empty: it is, up to now
 };
 

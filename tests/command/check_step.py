@@ -27,7 +27,10 @@ with Place() as place:
     result = bench("--nvme", drive, "--json", out)
     expect(result.returncode == 0, "all cases make the state of a plain run", result)
     with open(out) as file:
-        cases = json.load(file)["cases"]
+        got = json.load(file)
+    cases = got["cases"]
+    expect(got["executor"]["operations"] > 1000 and
+           got["executor"]["user_us_per_operation"] > 0, "what the executor costs", result)
     expect([(case["slowest_lane"], case["clip"]) for case in cases] ==
            [(name, clip) for clip in ("none", "global") for name in CASES], "every case", result)
     for case in cases:
@@ -46,7 +49,7 @@ with Place() as place:
         expect(file.read() == "precious", "what lies in the directory is not touched")
     expect(os.listdir(drive) == ["terrace.store"], "and nothing is left")
     one = bench("--nvme", drive, "--lane", "adam", "--clip", "none")
-    expect(one.returncode == 0 and len(one.stdout.splitlines()) == 2, "one case", one)
+    expect(one.returncode == 0 and len(one.stdout.splitlines()) == 3, "one case", one)
     for bad, word in [(["--lane", "warp"], "no case is left"), (["--elements", "1000"], "1024"),
                       (["--steps", "0"], "whole number"), (["--clip", "much"], "clip"),
                       (["--nvme", place.path + "/none"], "none/terrace-bench")]:
