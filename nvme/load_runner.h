@@ -38,8 +38,9 @@ struct LoadResult {
   std::uint64_t all_written_bytes = 0;
   double all_seconds = 0;
   double stamp_cpu_seconds = 0;  // of making the data, which is no part of the I/O
+  std::uint64_t stamp_calls = 0;  // to the system, to find that out
   LatencyHistogram read, write, flush;        // of the operations counted
-  std::optional<std::uint64_t> system_calls;  // for all bytes
+  std::optional<std::uint64_t> system_calls;  // for all bytes, without those of stamps
   std::vector<TimelinePoint> timeline;
   int error = 0;  // errno of the first failed operation; the load ended there
   IoOperation failed = IoOperation::read;

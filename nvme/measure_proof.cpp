@@ -140,8 +140,9 @@ std::optional<Refusal> refuse_cached(std::optional<std::uint64_t> cached, std::u
   }
   return Refusal{"cached",
                  size(*cached) + " of the file's " + size(bytes) +
-                     " are in the page cache, so memory was measured and not the drive; use "
-                     "a file system with direct I/O (ext4 without data=journal, XFS)"};
+                     " are in the page cache, so memory was measured and not the drive; drop a "
+                     "file of your own from it (dd if=FILE iflag=nocache count=0), or use a file "
+                     "system with direct I/O (ext4 without data=journal, XFS)"};
 }
 
 std::optional<Refusal> refuse_counters(const Moved& moved) {

@@ -64,6 +64,16 @@ double share_of(const std::vector<SweepCell>& cells, std::uint64_t block, std::u
   return found == marks.size() ? least : 0;
 }
 
+// Every second one, so that the last stays.
+template <class T>
+void thin(std::vector<T>& values) {
+  std::vector<T> kept;
+  for (std::size_t i = (values.size() - 1) % 2; i < values.size(); i += 2) {
+    kept.push_back(values[i]);
+  }
+  values = std::move(kept);
+}
+
 std::string percent(double share) {
   return std::to_string(static_cast<int>(std::lround(100 * share))) + " %";
 }
@@ -144,6 +154,25 @@ std::vector<Cell> grid(const std::vector<Pattern>& patterns,
     }
   }
   return cells;
+}
+
+std::vector<Cell> fitting_grid(const std::vector<Pattern>& patterns,
+                               std::vector<std::uint64_t> blocks, std::vector<std::uint32_t> depths,
+                               std::uint64_t most_bytes,
+                               const std::function<double(const Cell&)>& seconds_of,
+                               double in_seconds) {
+  constexpr std::size_t kLeast = 2;
+  for (;;) {
+    auto cells = grid(patterns, blocks, depths, most_bytes);
+    double once = 0;
+    for (const auto& cell : cells) once += seconds_of(cell);
+    if (2 * once <= in_seconds || std::max(blocks.size(), depths.size()) <= kLeast) return cells;
+    if (blocks.size() >= depths.size()) {
+      thin(blocks);
+    } else {
+      thin(depths);
+    }
+  }
 }
 
 Knee find_knee(const std::vector<SweepCell>& cells) {

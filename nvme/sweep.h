@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <random>
 #include <string>
@@ -56,6 +57,15 @@ class Sweep {
 std::vector<Cell> grid(const std::vector<Pattern>& patterns,
                        const std::vector<std::uint64_t>& blocks,
                        const std::vector<std::uint32_t>& depths, std::uint64_t most_bytes);
+
+// The same, thinned until `in_seconds` are enough to visit each cell twice, where one visit takes
+// seconds_of(cell): of blocks or depths, whichever are more, every second one goes; the largest
+// stay, and two of each at least.
+std::vector<Cell> fitting_grid(const std::vector<Pattern>& patterns,
+                               std::vector<std::uint64_t> blocks, std::vector<std::uint32_t> depths,
+                               std::uint64_t most_bytes,
+                               const std::function<double(const Cell&)>& seconds_of,
+                               double in_seconds);
 
 // What to recommend, or why nothing can be.
 struct Knee {

@@ -203,6 +203,23 @@ FileSystemKind kind_of(const std::string& name) {
              : FileSystemKind::local;
 }
 
+// Of the file, or of one without a name that is made in the directory for a moment.
+std::optional<std::uint32_t> direct_alignment(const std::string& path) {
+  std::optional<std::uint32_t> alignment;
+#ifdef STATX_DIOALIGN
+  int file = ::open(path.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+  if (file < 0) file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file < 0) return alignment;
+  struct statx status {};
+  if (::statx(file, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) == 0 &&
+      (status.stx_mask & STATX_DIOALIGN) != 0) {
+    alignment = status.stx_dio_offset_align;
+  }
+  ::close(file);
+#endif
+  return alignment;
+}
+
 void add_drive(DriveFacts& facts, const fs::path& drive, const std::string& root) {
   const auto bus = bus_folder(drive);
   facts.folder = drive.string();
@@ -312,6 +329,7 @@ DriveFacts drive_facts(const std::string& directory, const std::string& root) {
   facts.upper_directory = mount_option(mount, "upperdir");
   const auto drive = drive_folder(status.st_dev, mount, root);
   if (!drive.empty()) add_drive(facts, drive, root);
+  facts.direct_alignment = direct_alignment(directory);
   return facts;
 }
 

@@ -52,6 +52,8 @@ struct DriveFacts {
   std::optional<bool> rotational;
   std::optional<std::uint32_t> logical_sector;  // bytes
   std::optional<std::uint32_t> physical_sector;
+  // What a file in the directory wants of direct transfers; 0: it takes none. Linux 6.1 tells.
+  std::optional<std::uint32_t> direct_alignment;
   std::vector<PcieLink> links;         // from the processor to the drive
   std::optional<double> ceiling_gb_s;  // the narrowest link's; a volume's: the sum of its members'
   std::optional<int> numa_node;

@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <random>
 
 #include "terrace/error.h"
 #include "tools/nvme_session.h"
+#include "tools/nvme_text.h"
 
 namespace terrace::cli {
 
@@ -23,6 +25,11 @@ constexpr double kTogetherWeight = 25;
 constexpr double kLeastSeconds = 5;
 constexpr double kMostSeconds = 24 * 3600;
 constexpr double kMargin = 0.04;  // of the time, for what no phase accounts for
+constexpr double kLeastFioSeconds = 5;
+constexpr Bytes kLeastFile = 64_MiB;
+constexpr Bytes kLeastWriteLimit = 256_MiB;
+constexpr int kSlices = 750;  // at least, in the time of a drive
+constexpr Nanoseconds kLeastSlice = milliseconds(20);
 constexpr std::size_t kMostPairDrives = 6;
 
 Nanoseconds now() { return steady_clock().now(); }
@@ -32,20 +39,35 @@ using Sessions = std::vector<std::unique_ptr<DriveSession>>;
 std::string introduction(const BenchResult& result, const Sessions& sessions) {
   const auto& effort = result.effort;
   const double seconds = effort.seconds + (result.with_fio ? effort.fio_seconds : 0);
-  std::string text = fmt::format("measuring for at most {:.0f} s{}; writing\n", seconds,
-                                 result.with_fio ? ", fio included" : "");
+  std::string text;
+  for (const auto& drive : result.drives) text += facts_text(drive.directory, drive.facts);
+  text += fmt::format("measuring for at most {:.0f} s{}; writing\n", seconds,
+                      result.with_fio ? ", fio included" : "");
   for (std::size_t i = 0; i < sessions.size(); ++i) {
-    if (std::filesystem::is_regular_file(result.drives[i].directory)) {
-      text += "  nothing: " + result.drives[i].directory + " is a file and only read\n";
+    const auto& directory = result.drives[i].directory;
+    if (std::filesystem::is_regular_file(directory)) {
+      text += "  nothing: " + directory + " is a file and only read\n";
+      continue;
+    }
+    if (sessions[i]->objection()) {
+      text += "  nothing: " + directory + " is refused, see below\n";
       continue;
     }
     // A quarter more for the thread engine's.
     const auto size = sessions[i]->file_bytes();
-    text += fmt::format("  a scratch file of {} into {}, up to {} altogether\n",
-                        to_string(effort.extras ? size + size / 4 : size),
-                        result.drives[i].directory, to_string(effort.write_limit));
+    text += fmt::format("  a scratch file of {} into {}{}, up to {} altogether\n",
+                        to_string(effort.extras ? size + size / 4 : size), directory,
+                        size < effort.file ? " (for more there is no room)" : "",
+                        to_string(effort.write_limit));
   }
   return text + "A scratch file has no name: nothing is left behind, however this ends.\n";
+}
+
+Error mistake(const std::string& what) { return {ErrorCode::invalid_argument, what}; }
+
+void check_positive(const char* option, std::optional<double> value, const char* unit) {
+  if (!value || (std::isfinite(*value) && *value > 0)) return;
+  throw mistake(fmt::format("{} takes a positive number of {}", option, unit));
 }
 
 // Two directories on one device measure it twice.
@@ -164,8 +186,10 @@ std::optional<TogetherResult> measure_together(BenchResult& result, Sessions& se
 
 Effort effort_of(const BenchOptions& options) {
   if (options.quick && options.thorough) {
-    throw Error(ErrorCode::invalid_argument, "--quick and --thorough contradict each other");
+    throw mistake("--quick and --thorough contradict each other");
   }
+  check_positive("--compute", options.compute_seconds, "seconds");
+  check_positive("--tbw", options.rated_terabytes, "terabytes");
   Effort effort{"standard", 60, 60, 4_GiB, 200_GiB, {}, {1, 2, 4, 8, 16, 32}, milliseconds(60)};
   effort.blocks = {64_K, 128_K, 256_K, 512_K, 1_M, 2_M, 4_M, 8_M};
   if (options.quick) {
@@ -175,12 +199,26 @@ Effort effort_of(const BenchOptions& options) {
     effort = {"thorough", 300, 180, 16_GiB, 1_TiB, {}, {1, 2, 4, 8, 16, 32, 64}, milliseconds(200)};
     effort.blocks = {16_K, 32_K, 64_K, 128_K, 256_K, 512_K, 1_M, 2_M, 4_M, 8_M};
   }
-  effort.seconds = options.seconds.value_or(effort.seconds);
-  if (effort.seconds < kLeastSeconds || effort.seconds > kMostSeconds) {
-    throw Error(ErrorCode::invalid_argument, "--seconds takes 5 to 86400");
+  if (options.seconds) {
+    effort.fio_seconds =
+        std::clamp(*options.seconds, kLeastFioSeconds, std::max(60.0, effort.fio_seconds));
+    effort.seconds = *options.seconds;
+    if (!(effort.seconds >= kLeastSeconds && effort.seconds <= kMostSeconds)) {
+      throw mistake(fmt::format("--seconds takes {} to {}", kLeastSeconds, kMostSeconds));
+    }
   }
   if (!options.file_size.empty()) effort.file = parse_bytes(options.file_size);
+  if (effort.file < kLeastFile) {
+    throw mistake("--file-size takes " + to_string(kLeastFile) + " at least");
+  }
   if (!options.write_limit.empty()) effort.write_limit = parse_bytes(options.write_limit);
+  if (effort.write_limit < kLeastWriteLimit) {
+    throw mistake("--write-limit takes " + to_string(kLeastWriteLimit) + " at least");
+  }
+  effort.file = std::min(effort.file, effort.write_limit / 4);
+  const auto drives = static_cast<double>(std::max<std::size_t>(1, options.directories.size()));
+  effort.slice = std::clamp(from_seconds(effort.seconds / drives) / kSlices, kLeastSlice,
+                            std::max(kLeastSlice, effort.slice));
   return effort;
 }
 
@@ -193,6 +231,9 @@ BenchResult run_bench(const BenchOptions& options, const BenchListener& listener
   result.compute_seconds = options.compute_seconds;
   if (options.rated_terabytes) result.rated_bytes = *options.rated_terabytes * 1e12;
   add_verdict(options, result);  // a mistake shows now, not after the measurement
+  const auto kind =
+      options.engine.empty() ? IoEngineKind::automatic : parse_io_engine(options.engine);
+  if (kind == IoEngineKind::memory) throw mistake("--io takes auto, io_uring or threads here");
   std::unique_ptr<Fio> fio;
   if (options.fio) fio = std::make_unique<Fio>();
   result.with_fio = options.fio;
@@ -201,7 +242,7 @@ BenchResult run_bench(const BenchOptions& options, const BenchListener& listener
     SessionOptions session;
     session.directory = directory;
     session.effort = result.effort;
-    if (!options.engine.empty()) session.engine = parse_io_engine(options.engine);
+    session.engine = kind;
     session.sysfs_root = options.sysfs_root;
     session.allow_unproven = options.allow_unproven;
     session.seed = result.seed + 1000 * sessions.size();

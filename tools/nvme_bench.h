@@ -29,7 +29,7 @@ struct BenchOptions {
   std::optional<double> rated_terabytes;  // endurance
 };
 
-// Throws Error(invalid_argument) for options that contradict each other.
+// Throws Error(invalid_argument) for options that contradict each other or make no sense.
 Effort effort_of(const BenchOptions& options);
 
 // Called with a line of text for people; `introduce` once, with everything that will be done.

@@ -4,6 +4,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 
@@ -71,9 +72,6 @@ BenchResult bench_with_progress(const BenchOptions& options) {
     std::fflush(stdout);
   };
   listener.progress = [&line](const std::string& text) { line.show(text); };
-  for (const auto& directory : options.directories) {
-    fmt::print("{}", facts_text(directory, drive_facts(directory, options.sysfs_root)));
-  }
   return run_bench(options, listener, stop_requested);
 }
 
@@ -142,11 +140,12 @@ struct DiffCommand {
 
  private:
   static nlohmann::json read(const std::string& path) {
-    std::ifstream file(path);
-    auto json = nlohmann::json::parse(file, nullptr, false);
-    if (!file.is_open() || json.is_discarded()) {
+    const bool there = std::filesystem::is_regular_file(path) && std::ifstream(path).is_open();
+    nlohmann::json json(nlohmann::json::value_t::discarded);
+    if (there) json = nlohmann::json::parse(std::ifstream(path), nullptr, false);
+    if (json.is_discarded()) {
       throw Error(ErrorCode::invalid_argument,
-                  path + (file.is_open() ? " is no JSON" : " cannot be read") +
+                  path + (there ? " is no JSON" : " cannot be read") +
                       "; name a file written by terrace nvme bench --json");
     }
     return json;
@@ -181,10 +180,8 @@ void add_drive_bench(CLI::App& app, ExitCode& code) {
   command->add_flag("--fio", options.fio, "measure the same by fio, in turn; takes longer");
   command->add_option("--model", options.model, "sizes for the verdict, for example 7B,13B");
   command->add_option("--parameters", options.parameters, "the same in numbers, for example 6.7e9");
-  command->add_option("--compute", options.compute_seconds, "seconds of compute in a step")
-      ->check(CLI::PositiveNumber);
-  command->add_option("--tbw", options.rated_terabytes, "rated endurance of one drive in TB")
-      ->check(CLI::PositiveNumber);
+  command->add_option("--compute", options.compute_seconds, "seconds of compute in a step");
+  command->add_option("--tbw", options.rated_terabytes, "rated endurance of one drive in TB");
   command->add_option("--json", state->json, "write the result to this file");
   command->add_option("--html", state->html, "write a page with pictures to this file");
   command->callback([state, &code] { code.value = state->run(); });

@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
+#include <algorithm>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "terrace/error.h"
 #include "tools/child_process.h"
@@ -24,6 +24,16 @@ const char* mode_of(Pattern pattern) {
     case Pattern::mix: return "rw";
     default: return "";
   }
+}
+
+// fio takes a colon for the end of a file's name.
+std::string one_name(const std::string& path) {
+  std::string name;
+  for (const char c : path) {
+    if (c == ':') name += '\\';
+    name += c;
+  }
+  return name;
 }
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
@@ -88,7 +98,7 @@ std::vector<std::string> Fio::arguments(const bench::Cell& cell, const std::stri
                                         const FioPlace& place, double seconds) {
   std::vector<std::string> result{"fio",
                                   "--name=terrace",
-                                  "--filename=" + path,
+                                  "--filename=" + one_name(path),
                                   "--rw=" + std::string(mode_of(cell.pattern)),
                                   fmt::format("--bs={}", cell.block_bytes),
                                   fmt::format("--iodepth={}", cell.depth),
@@ -141,8 +151,11 @@ FioPlace FioPlace::of_pair(std::size_t pair, std::uint64_t file_bytes, std::uint
 std::string command_text(const std::vector<std::string>& arguments) {
   std::string text;
   for (const auto& argument : arguments) {
-    const bool plain = argument.find_first_of(" \t'\"$\\;&|<>()*?") == std::string::npos;
-    text += (text.empty() ? "" : " ") + (plain ? argument : "'" + argument + "'");
+    const bool plain =
+        !argument.empty() && argument.find_first_of(" \t'\"$\\;&|<>()*?`") == std::string::npos;
+    std::string quoted;
+    for (const char c : argument) quoted += c == '\'' ? "'\\''" : std::string(1, c);
+    text += (text.empty() ? "" : " ") + (plain ? argument : "'" + quoted + "'");
   }
   return text;
 }

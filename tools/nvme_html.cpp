@@ -198,7 +198,8 @@ void verdict_part(Out out, const BenchResult& result) {
     if (verdict.hides) {
       says = *verdict.hides ? "hides" : fmt::format("needs {} such drives", *verdict.drives_needed);
     }
-    const char* style = !verdict.hides ? "" : (*verdict.hides ? "yes" : "no");
+    if (model.too_noisy) says = "too noisy to tell whether it hides";
+    const char* style = !verdict.hides || model.too_noisy ? "" : (*verdict.hides ? "yes" : "no");
     fmt::format_to(
         out,
         "<tr><td>{}</td><td>{:.1f} GB</td><td>{:.1f} GB</td><td>{}</td><td>{}</td><td>{}</td>"

@@ -146,7 +146,12 @@ void DriveSession::judge_duel(const std::vector<Cell>& rivals,
     }
   }
   if (chosen == usual) {
-    knee.reason = "the runtime's default: what needs less in flight was slower for the optimizer";
+    const bool noisy =
+        std::ranges::any_of(result_.duels, [](const Versus& duel) { return duel.ratio.too_noisy; });
+    knee.reason = noisy ? "the runtime's default: it is too noisy here to tell whether the "
+                          "optimizer can do with less in flight"
+                        : "the runtime's default: what needs less in flight was slower for the "
+                          "optimizer";
   }
   knee.block_bytes = chosen.block_bytes;
   knee.depth = chosen.depth;
@@ -167,9 +172,11 @@ void DriveSession::threads(Nanoseconds deadline) {
       results.push_back(CellResult::of(cell, true));
     }
   }
-  while (!results.empty() && now() < deadline && !stopped() && writes_allowed()) {
+  bool time = true;
+  while (!results.empty() && time && !stopped() && writes_allowed()) {
     for (auto& result : results) {
-      if (stopped()) break;
+      time = now() + visit(result.cell, options_.effort.slice) < deadline;
+      if (stopped() || !time) break;
       const auto sample = drive_->measure(result.cell, slice(result.cell, options_.effort.slice));
       if (sample.complete) result.add(sample);
     }
@@ -207,15 +214,23 @@ void DriveSession::engines(Nanoseconds deadline) {
   const auto length =
       pair_slice(deadline - now(), static_cast<double>(all.size()), kSliceOverheadSeconds, 0.3);
   std::vector<Series> series(all.size());
-  while (!all.empty() && now() < deadline && writes_allowed() && !stopped()) {
-    for (std::size_t i = 0; i < all.size() && now() < deadline && !stopped(); ++i) {
+  const auto before = other_claims_;
+  const auto claim = [&] {
+    other_claims_.read = before.read + other.claimed().read;
+    other_claims_.written = before.written + other.claimed().written;
+  };
+  claim();
+  bool time = true;
+  while (!all.empty() && time && writes_allowed() && !stopped()) {
+    for (std::size_t i = 0; i < all.size(); ++i) {
       const Cell cell{all[i].pattern, all[i].block_bytes, all[i].depth, 1};
+      time = now() + 2 * visit(cell, length) < deadline;
+      if (!time || stopped()) break;
       series[i].add([&] { return other.measure(cell, slice(cell, length)).gb_s; },
                     [&] { return drive_->measure(cell, slice(cell, length)).gb_s; });
+      claim();
     }
   }
-  other_claims_.read += other.claimed().read;
-  other_claims_.written += other.claimed().written;
   for (std::size_t i = 0; i < all.size(); ++i) {
     all[i].ratio = bench::compare_pairs(series[i].first, series[i].second);
     if (series[i].size() > 0) result_.engines.push_back(std::move(all[i]));
@@ -263,11 +278,11 @@ void DriveSession::compare_with_fio(CellResult& cell, Nanoseconds deadline) {
     speed.add(
         [&] {
           std::this_thread::sleep_for(rest / 2);
-          const auto sample = drive_->measure(
-              cell.cell, {.warm_up = Nanoseconds{0},
-                          .measure = length,
-                          .same_data = true,
-                          .first_block = place.offset / cell.cell.block_bytes});
+          const auto sample =
+              drive_->measure(cell.cell, {.warm_up = Nanoseconds{0},
+                                          .measure = length,
+                                          .same_data = true,
+                                          .first_block = place.offset / cell.cell.block_bytes});
           std::this_thread::sleep_for(rest / 2);
           our_cpu = sample.cpu_seconds_per_gb;
           return sample.whole_gb_s;

@@ -42,10 +42,17 @@ int exit_code(const BenchResult& result) {
       !result.drives.empty() && std::ranges::all_of(result.drives, &DriveResult::measured);
   const bool read_only = std::ranges::any_of(result.drives, &DriveResult::read_only);
   if (!measured || (result.verdicts.empty() && !read_only)) return 2;
-  const bool all_hide = std::ranges::all_of(result.verdicts, [](const ModelVerdict& model) {
-    return model.verdict.hides.value_or(true);
-  });
-  return all_hide ? 0 : 1;
+  bool doubt = false;
+  for (const auto& model : result.verdicts) {
+    doubt = doubt || model.too_noisy;
+    if (!model.too_noisy && !model.verdict.hides.value_or(true)) return 1;
+  }
+  // Without a question about compute, the setting is what was asked for.
+  const bool no_setting = !result.compute_seconds && !read_only &&
+                          !std::ranges::all_of(result.drives, [](const DriveResult& drive) {
+                            return drive.knee.found;
+                          });
+  return doubt || no_setting ? 2 : 0;
 }
 
 }  // namespace terrace::cli

@@ -113,6 +113,7 @@ struct ModelVerdict {
   std::string name;
   double parameters = 0;
   bench::TrainingVerdict verdict;
+  bool too_noisy = false;    // at the speeds' upper limits it hides, at the lower ones it does not
   std::optional<bool> fits;  // on what is free
 };
 
@@ -134,8 +135,8 @@ struct BenchResult {
 // "1.00 MiB x 8", with " x 2 threads" when there are several
 std::string cell_text(const bench::Cell& cell);
 
-// 0: measured, and every model hides if that was asked. 1: one does not. 2: not measured. 130:
-// interrupted.
+// 0: measured, and every model hides if that was asked. 1: one does not. 2: not measured, or too
+// noisy to tell. 130: interrupted.
 int exit_code(const BenchResult& result);
 
 }  // namespace terrace::cli

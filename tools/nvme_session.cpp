@@ -24,6 +24,7 @@ constexpr Bytes kLeastFile = 64_MiB;
 constexpr Bytes kLeastWritten = 16_MiB;
 constexpr std::uint64_t kFillParts = 8;
 constexpr int kVerifyBlocks = 64;
+constexpr int kLeastVerifyBlocks = 8;
 constexpr std::size_t kWindows = 8;  // that a pattern's run is cut into
 constexpr Nanoseconds kWarmUp = milliseconds(8);
 
@@ -75,9 +76,12 @@ Cell DriveSession::setting(Pattern pattern) const {
   return cell;
 }
 
-bool DriveSession::writes_allowed() const {
-  return claims().written + fio_written_ < options_.effort.write_limit.count;
+std::uint64_t DriveSession::writes_left() const {
+  const auto limit = options_.effort.write_limit.count;
+  return limit - std::min(limit, claims().written + fio_written_);
 }
+
+bool DriveSession::writes_allowed() const { return writes_left() > 0; }
 
 // Long enough that the queue turns over a few times, whatever the drive's speed.
 Timing DriveSession::slice(const Cell& cell, Nanoseconds least) const {
@@ -86,26 +90,41 @@ Timing DriveSession::slice(const Cell& cell, Nanoseconds least) const {
   Timing timing;
   timing.warm_up = std::max(kWarmUp, from_seconds(queue));
   timing.measure = std::max(least, from_seconds(3 * queue));
+  if (bench::writes(cell.pattern)) timing.most_bytes = writes_left();
   return timing;
 }
 
+Nanoseconds DriveSession::visit(const Cell& cell, Nanoseconds least) const {
+  const auto timing = slice(cell, least);
+  return timing.warm_up + timing.measure + std::max(kWarmUp, timing.warm_up);  // and the drain
+}
+
+std::optional<bench::Refusal> DriveSession::objection() const {
+  const auto& facts = result_.facts;
+  const auto reason = why_no_drive(options_.directory, facts);
+  const bool memory = facts.kind == FileSystemKind::memory;
+  if (!reason.empty() && (memory || !options_.allow_unproven)) {
+    return bench::Refusal{std::string(to_string(facts.kind)), reason};
+  }
+  if (std::filesystem::is_regular_file(options_.directory)) return std::nullopt;
+  if (!std::filesystem::is_directory(options_.directory)) {
+    return bench::Refusal{"no_directory", options_.directory +
+                                              " is neither a directory nor a "
+                                              "regular file; name a directory on the drive"};
+  }
+  if (file_bytes_ >= kLeastFile) return std::nullopt;
+  return bench::Refusal{"no_space", fmt::format("{} has {} free, and {} are needed for the scratch "
+                                                "files; free some or name another directory",
+                                                options_.directory, to_string(facts.free),
+                                                to_string(4 * kLeastFile))};
+}
+
 bool DriveSession::open() {
-  const auto objection = why_no_drive(options_.directory, result_.facts);
-  const bool memory = result_.facts.kind == FileSystemKind::memory;
-  if (!objection.empty() && (memory || !options_.allow_unproven)) {
-    refuse("everything",
-           {memory ? "memory" : std::string(to_string(result_.facts.kind)), objection});
+  if (const auto refusal = objection()) {
+    refuse("everything", *refusal);
     return false;
   }
   result_.read_only = std::filesystem::is_regular_file(options_.directory);
-  if (!result_.read_only && file_bytes_ < kLeastFile) {
-    refuse("everything",
-           {"no_space", fmt::format("{} has {} free, and {} are needed for the scratch files; free "
-                                    "some or name another directory",
-                                    options_.directory, to_string(result_.facts.free),
-                                    to_string(4 * kLeastFile))});
-    return false;
-  }
   bench::DriveOptions drive;
   drive.path = options_.directory;
   drive.size = file_bytes_;
@@ -158,7 +177,7 @@ bool DriveSession::fill(Nanoseconds deadline) {
                                                   to_string(Bytes{drive_->written_bytes()}))});
     return false;
   }
-  speed_gb_s_ = cell.median_gb_s();
+  speed_gb_s_ = bench::quantile(cell.gb_s, 0.25);  // a throttle may let the first part pass
   result_.cells.push_back(std::move(cell));
   if (const auto refusal = drive_->refuse_file()) {
     refuse("everything", *refusal);
@@ -169,8 +188,13 @@ bool DriveSession::fill(Nanoseconds deadline) {
 
 void DriveSession::sweep(Nanoseconds deadline) {
   const std::uint64_t most = std::min(buffer_bytes(), drive_->written_bytes() / 4);
-  auto cells = bench::grid({Pattern::read, Pattern::overwrite}, options_.effort.blocks,
-                           options_.effort.depths, most);
+  std::vector<Pattern> both{Pattern::read};
+  if (!result_.read_only) both.push_back(Pattern::overwrite);
+  const auto least = options_.effort.slice;
+  auto cells = bench::fitting_grid(
+      both, options_.effort.blocks, options_.effort.depths, most,
+      [&](const Cell& cell) { return to_seconds(visit(cell, least)); },
+      to_seconds(deadline - now()));
   std::erase_if(cells, [&](const Cell& cell) { return !drive_->can(cell); });
   bench::Sweep sweep(cells, options_.seed);
   std::vector<CellResult> results;
@@ -178,6 +202,7 @@ void DriveSession::sweep(Nanoseconds deadline) {
   PhaseProof proof(*this, "sweep");
   const auto before = bench::machine_counters(facts().folder);
   std::size_t visits = 0;
+  double slowness = 1;  // of late, against what was planned
   while (now() < deadline && !stopped()) {
     const auto next = sweep.next();
     if (!next) break;
@@ -185,7 +210,11 @@ void DriveSession::sweep(Nanoseconds deadline) {
     if (bench::writes(cell.pattern) && !writes_allowed()) break;
     const double best = sweep.best(cell.pattern);
     if (best > 0) speed_gb_s_ = best;
-    const auto sample = drive_->measure(cell, slice(cell, options_.effort.slice));
+    const auto planned = visit(cell, least);
+    if (now() + from_seconds(slowness * to_seconds(planned)) > deadline) break;
+    const auto began = now();
+    const auto sample = drive_->measure(cell, slice(cell, least));
+    slowness = std::max({1.0, to_seconds(now() - began) / to_seconds(planned), slowness / 2});
     if (!sample.complete) break;
     sweep.add(*next, sample.gb_s);
     results[*next].add(sample);
@@ -239,13 +268,11 @@ void DriveSession::patterns(Nanoseconds deadline) {
 void DriveSession::sustained(Nanoseconds deadline) {
   if (stopped()) return;
   const auto cell = setting(Pattern::sustained_write);
-  const auto written = claims().written;
-  const auto limit = options_.effort.write_limit.count;
-  if (!drive_->can(cell) || written >= limit) return;
+  if (!drive_->can(cell) || !writes_allowed()) return;
   options_.progress("sustained write");
   PhaseProof proof(*this, "sustained write");
   const auto length = std::max(deadline - now(), milliseconds(100) + Nanoseconds{0});
-  Timing timing{kWarmUp, length, length / 2000, limit - written};
+  Timing timing{kWarmUp, length, length / 2000, writes_left()};
   const auto sample = drive_->measure(cell, timing);
   if (stopped()) return;
   auto result = CellResult::of(cell);
@@ -257,10 +284,14 @@ void DriveSession::sustained(Nanoseconds deadline) {
   if (!sample.timeline.empty()) result_.sustained_seconds = sample.timeline.back().seconds;
 }
 
-void DriveSession::verify() {
+// As many blocks as a slow drive reads in that time.
+void DriveSession::verify(Nanoseconds deadline) {
   options_.progress("reading back");
-  result_.verified = drive_->verify(kVerifyBlocks);
-  result_.verified_blocks = kVerifyBlocks;
+  const double in_time = to_seconds(deadline - now()) * speed_gb_s_ * 1e9 / kUsualBlock;
+  const int blocks =
+      static_cast<int>(std::clamp<double>(in_time, kLeastVerifyBlocks, kVerifyBlocks));
+  result_.verified = drive_->verify(blocks);
+  result_.verified_blocks = blocks;
   if (!result_.verified.empty()) {
     refuse("everything", {"wrong_data", "data that was read back is not what was written: " +
                                             result_.verified + "; do not use this drive"});
@@ -281,6 +312,17 @@ void DriveSession::refuse_impossible_speeds() {
 }
 
 bool DriveSession::run(bench::TimePlan& plan) {
+  try {
+    return measure(plan);
+  } catch (const Error& error) {  // the other drives can be measured still
+    refuse("everything", {"failed", error.what()});
+    result_.measured = false;
+    drive_.reset();
+    return false;
+  }
+}
+
+bool DriveSession::measure(bench::TimePlan& plan) {
   const auto& effort = options_.effort;
   double weights =
       PhaseWeights::own(effort) + (options_.fio != nullptr ? PhaseWeights::fio(effort) : 0.0);
@@ -302,7 +344,8 @@ bool DriveSession::run(bench::TimePlan& plan) {
     engines(phase(PhaseWeights::kEngines));
   }
   // Before fio, which leaves its own data in the file.
-  if (!stopped() && !result_.read_only) verify();
+  const auto verified_by = phase(PhaseWeights::kVerify);
+  if (!stopped() && !result_.read_only) verify(verified_by);
   if (options_.fio != nullptr) compare_with_fio(phase(PhaseWeights::fio(effort)));
   plan.drop(weights);
   if (stopped()) return false;

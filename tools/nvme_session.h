@@ -52,8 +52,10 @@ class DriveSession {
   const DriveFacts& facts() const { return result_.facts; }
   // The scratch file's size, and the most that will be written in all.
   Bytes file_bytes() const { return file_bytes_; }
+  // Why the directory is refused before anything is tried; absent: it is not.
+  std::optional<bench::Refusal> objection() const;
 
-  // Everything that concerns this drive alone; false when it was refused or stopped.
+  // Everything that concerns this drive alone; false when it was refused, failed or was stopped.
   bool run(bench::TimePlan& plan);
 
   // For measurements together with other drives; null before run(), or when that refused.
@@ -67,6 +69,7 @@ class DriveSession {
 
  private:
   friend class PhaseProof;
+  bool measure(bench::TimePlan& plan);
   bool open();
   bool prepare(Nanoseconds deadline);
   bool fill(Nanoseconds deadline);
@@ -81,12 +84,15 @@ class DriveSession {
   void engines(Nanoseconds deadline);
   void compare_with_fio(Nanoseconds deadline);
   void compare_with_fio(CellResult& cell, Nanoseconds deadline);
-  void verify();
+  void verify(Nanoseconds deadline);
   void conclude(const bench::MachineCounters& begin);
   bench::MovedBytes claims() const;
 
   bool stopped() const;
+  std::uint64_t writes_left() const;
   bench::Timing slice(const bench::Cell& cell, Nanoseconds least) const;
+  // How long a visit of the cell takes in all, about.
+  Nanoseconds visit(const bench::Cell& cell, Nanoseconds least) const;
   void refuse(const std::string& what, const bench::Refusal& why);
   void refuse_impossible_speeds();
 

@@ -195,7 +195,9 @@ void verdict_line(Out out, const ModelVerdict& model) {
   if (verdict.serial_seconds) {
     fmt::format_to(out, "{:>12}{:>12}  {}", duration_text(*verdict.serial_seconds),
                    duration_text(*verdict.overlapped_seconds),
-                   *verdict.hides ? "hides" : "does not hide");
+                   model.too_noisy  ? "too noisy to tell whether it hides"
+                   : *verdict.hides ? "hides"
+                                    : "does not hide");
     fmt::format_to(out, ": {:.1f} GB/s needed, {} such drive{}", *verdict.needed_gb_s,
                    *verdict.drives_needed, *verdict.drives_needed == 1 ? "" : "s");
   } else {
@@ -245,6 +247,11 @@ std::string facts_text(const std::string& directory, const DriveFacts& facts) {
     line(out, "sector",
          fmt::format("{} logical, {} physical", *facts.logical_sector,
                      facts.physical_sector.value_or(*facts.logical_sector)));
+  }
+  if (facts.direct_alignment) {
+    line(out, "direct I/O",
+         *facts.direct_alignment == 0 ? "not possible"
+                                      : fmt::format("aligned to {}", *facts.direct_alignment));
   }
   line(out, "scheduler", facts.scheduler);
   for (const auto& link : facts.links) {

@@ -14,13 +14,26 @@ using bench::Pattern;
 
 constexpr std::array kUsualModels{"1B", "7B", "13B", "70B"};
 
+// What a cell's repeats leave open.
+bench::Interval interval_of(const DriveResult& drive, Pattern pattern) {
+  return bench::median_interval(drive.of(pattern)->gb_s);
+}
+
+enum class Limit : std::uint8_t { lower, median, upper };  // of the speeds' intervals
+
 // Of one drive, on the average over all, and as all of them scale.
-bench::DriveSpeeds speeds_of(const BenchResult& result) {
+bench::DriveSpeeds speeds_of(const BenchResult& result, Limit limit) {
+  const auto speed = [limit](const DriveResult& drive, Pattern pattern) {
+    const auto interval = interval_of(drive, pattern);
+    if (limit == Limit::lower) return interval.low;
+    return limit == Limit::upper ? interval.high : drive.of(pattern)->median_gb_s();
+  };
   bench::DriveSpeeds sum;
   for (const auto& drive : result.drives) {
-    sum.read_gb_s += drive.of(Pattern::read)->median_gb_s();
-    sum.write_gb_s += lasting_write_gb_s(drive);
-    sum.optimizer_gb_s += drive.of(Pattern::optimizer_step)->median_gb_s();
+    const double write = drive.of(Pattern::overwrite)->median_gb_s();
+    sum.read_gb_s += speed(drive, Pattern::read);
+    sum.write_gb_s += lasting_write_gb_s(drive) * speed(drive, Pattern::overwrite) / write;
+    sum.optimizer_gb_s += speed(drive, Pattern::optimizer_step);
   }
   const auto count = static_cast<double>(result.drives.size());
   const auto share = [&](const bench::Scaling& scaling) {
@@ -70,9 +83,11 @@ void add_verdict(const BenchOptions& options, BenchResult& result) {
                                                           : " could not be measured");
     return;
   }
-  const auto speeds = speeds_of(result);
-  if (!(speeds.read_gb_s > 0 && speeds.write_gb_s > 0 && speeds.optimizer_gb_s > 0)) {
-    result.no_verdict = "a speed is zero";
+  const auto speeds = speeds_of(result, Limit::median);
+  const auto low = speeds_of(result, Limit::lower);
+  const auto high = speeds_of(result, Limit::upper);
+  if (!(low.read_gb_s > 0 && low.write_gb_s > 0 && low.optimizer_gb_s > 0)) {
+    result.no_verdict = "too noisy: a speed was zero at times";
     return;
   }
   result.speeds = speeds;
@@ -84,7 +99,8 @@ void add_verdict(const BenchOptions& options, BenchResult& result) {
   for (const auto& drive : result.drives) free += static_cast<double>(drive.facts.free.count);
   for (std::size_t i = 0; i < models.size(); ++i) {
     question.parameters = parameters[i];
-    ModelVerdict model{models[i], parameters[i], bench::judge(speeds, question), {}};
+    ModelVerdict model{models[i], parameters[i], bench::judge(speeds, question), false, {}};
+    model.too_noisy = bench::judge(low, question).hides != bench::judge(high, question).hides;
     model.fits = model.verdict.stored_bytes <= free;
     result.verdicts.push_back(std::move(model));
   }

@@ -15,6 +15,10 @@ TEST(DriveFacts, OfThisMachine) {
   EXPECT_FALSE(facts.file_system.empty());
   EXPECT_GT(facts.size, 0_B);
   EXPECT_LE(facts.free, facts.size);
+  if (facts.direct_alignment && *facts.direct_alignment > 0) {
+    EXPECT_GE(*facts.direct_alignment, 512U);
+    EXPECT_EQ(*facts.direct_alignment & (*facts.direct_alignment - 1), 0U) << "a power of two";
+  }
 }
 
 TEST(DriveFacts, NamesADirectoryThatIsNotThere) {

@@ -51,6 +51,22 @@ TEST(Grid, KeepsToTheBytesInFlight) {
                                       {Pattern::read, 4 * kMiB, 1, 1}}));
 }
 
+TEST(Grid, FitsTheTime) {
+  const std::vector<std::uint64_t> blocks{64 * kKiB, 128 * kKiB, 256 * kKiB, 512 * kKiB, kMiB};
+  const std::vector<std::uint32_t> depths{1, 2, 4, 8};
+  const auto cells_in = [&](double seconds) {
+    return fitting_grid({Pattern::read}, blocks, depths, kNoLimit, [](const Cell&) { return 1.0; },
+                        seconds);
+  };
+  EXPECT_EQ(cells_in(40).size(), 20U) << "twice each";
+  const auto thinned = cells_in(39);  // blocks 64 KiB, 256 KiB, 1 MiB
+  EXPECT_EQ(thinned.size(), 12U);
+  EXPECT_EQ(thinned.front().block_bytes, 64 * kKiB);
+  EXPECT_EQ(thinned.back(), (Cell{Pattern::read, kMiB, 8, 1}));
+  EXPECT_EQ(cells_in(23).size(), 6U) << "depths 2 and 8";
+  EXPECT_EQ(cells_in(0).size(), 4U) << "two of each";
+}
+
 TEST(Knee, IsTheSmallestSettingThatIsGoodEnough) {
   const auto knee = find_knee(measured(2e6, 2e6, 0.01));
   ASSERT_TRUE(knee.found) << knee.why_not;
