@@ -40,12 +40,6 @@ MeasuredSpeeds given_speeds(const Config& config, const Speeds& speeds) {
   return given;
 }
 
-// Clipping and loss scaling need all gradients before the first update.
-UpdateTime update_time_of(const Config& config) {
-  return config.gradient_clipping > 0 || config.loss_scale.enabled ? UpdateTime::deferred
-                                                                   : UpdateTime::overlapped;
-}
-
 Config with_drives(Config config) {
   config.io.drives = static_cast<std::uint32_t>(std::max<std::size_t>(1, config.nvme.size()));
   return config;

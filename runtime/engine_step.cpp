@@ -69,6 +69,7 @@ StepReport EngineImpl::finish(std::uint64_t pass, const TrainerState& state) {
   if (training && deferred()) judge_gradients(report);
   alive_ = false;
   if (training && deferred()) scaler_.count(report.skipped);
+  report.next_loss_scale = scaler_.scale();
   if (training && !report.skipped) ++steps_;
   report.step = steps_;
   report.seconds = to_seconds(steady_clock().now() - begin_time_);

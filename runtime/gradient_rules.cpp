@@ -16,6 +16,11 @@ constexpr double kLargestScale = 0x1p60;  // far beyond fp16; keeps products fin
 
 }  // namespace
 
+UpdateTime update_time_of(const Config& config) {
+  return config.gradient_clipping > 0 || config.loss_scale.enabled ? UpdateTime::deferred
+                                                                   : UpdateTime::overlapped;
+}
+
 double gradient_norm(std::span<const double> block_sums, double factor) {
   return std::sqrt(sum_of_leaves(block_sums)) * factor;
 }

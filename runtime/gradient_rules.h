@@ -6,9 +6,13 @@
 #include <span>
 #include <string>
 
+#include "runtime/schedule.h"
 #include "terrace/config.h"
 
 namespace terrace {
+
+// Clipping and loss scaling need all gradients before the first update.
+UpdateTime update_time_of(const Config& config);
 
 // The norm over all blocks from the sums of squares of each, in the order of layers:
 // sqrt(sum_of_leaves(block sums)) * factor. Doubles; the same for every cut into runs and tiers.

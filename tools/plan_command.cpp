@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "runtime/engine_store.h"
+#include "runtime/gradient_rules.h"
 #include "runtime/planner.h"
 #include "terrace/error.h"
 #include "tiers/drive_facts.h"
@@ -19,11 +20,13 @@ namespace {
 struct PlanCommand {
   ModelOptions model;
   TierOptions tiers;
+  GradientOptions gradients;
   Speeds speeds;
 
   void run() const {
-    const auto config = tiers.config();
+    auto config = tiers.config();
     const auto gpt = model.config(config);
+    gradients.apply(gpt.parameter_dtype, config);
     const ModelLayout layout(gpt::make_model(gpt), config.segment);
     PerTier<Bytes> budget{config.budget.hbm.value_or(80_GiB),
                           config.budget.dram.value_or(detect_topology().memory),
@@ -37,10 +40,10 @@ struct PlanCommand {
     combine(drives, durability.weights, assumed);
     const auto begin = std::chrono::steady_clock::now();
     PlannerInput input{layout, budget, config.placement, assumed, config.sub_group_elements,
-                       config.prefetch_elements, durability};
+                       config.prefetch_elements, durability, update_time_of(config)};
     const auto plan = plan_engine(input);
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
-    print(gpt, layout, plan, spent.count());
+    print(gpt, layout, plan, spent.count(), config);
     if (!config.nvme.empty()) compare(input, plan.forecast);
   }
 
@@ -101,13 +104,13 @@ struct PlanCommand {
   }
 
   static void print(const gpt::GptConfig& gpt, const ModelLayout& layout, const EnginePlan& plan,
-                    double seconds) {
+                    double seconds, const Config& config) {
     const auto count = parameter_count(layout.model());
     fmt::print(
         "model: {} parameters ({} blocks, width {}, {} heads, context {}, batch {}), state {}\n",
         count_text(count), gpt.layers, gpt.width, gpt.heads, gpt.context, gpt.batch,
         to_string(Bytes{count * (12 + 2 * size_of(gpt.parameter_dtype).count)}));
-    fmt::print("{}", plan_text(plan.forecast));
+    fmt::print("{}{}", plan_text(plan.forecast), updates_text(config, plan.forecast));
     const double tokens = gpt.rows();
     fmt::print("  {:.0f} tokens/s; {} operations per step, planned in {}\n",
                tokens / plan.forecast.step_seconds, plan.plan(PassKind::training).operations.size(),
@@ -123,6 +126,7 @@ void add_plan(CLI::App& app, ExitCode&) {
   auto state = std::make_shared<PlanCommand>();
   state->model.add(*command);
   state->tiers.add(*command);
+  state->gradients.add(*command);
   auto& speeds = state->speeds;
   command->add_option("--nvme-read-gb-s", speeds.nvme_read_gb_s, "assumed speed of each drive");
   command->add_option("--nvme-write-gb-s", speeds.nvme_write_gb_s, "assumed speed of each drive");

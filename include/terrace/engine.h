@@ -45,6 +45,7 @@ struct StepReport {
   std::optional<double> gradient_norm;
   std::optional<double> clipped_norm;
   double loss_scale = 1;                // that this step's gradients were taken with
+  double next_loss_scale = 1;           // and those of the next one
   double seconds = 0;                   // from begin_step() to the end of finish()
   double compute_seconds = 0;           // the compute stream was busy
   double stall_seconds = 0;             // seconds - compute_seconds
