@@ -40,10 +40,6 @@ MeasuredSpeeds given_speeds(const Config& config, const Speeds& speeds) {
   return given;
 }
 
-UpdateRule update_rule(const Config& config) {
-  return {config.gradient_clipping > 0 || config.loss_scale.enabled, config.atomic_steps};
-}
-
 Config with_drives(Config config) {
   config.io.drives = static_cast<std::uint32_t>(std::max<std::size_t>(1, config.nvme.size()));
   return config;

@@ -75,6 +75,7 @@ StepReport EngineImpl::finish(std::uint64_t pass, const TrainerState& state) {
   std::string kept = training ? ask_trainer(state, report) : std::string{};
   alive_ = false;
   if (training) scaler_.count(report.skipped);
+  report.next_loss_scale = scaler_.scale();
   if (report.skipped) return report;
   steps_ = report.step;
   if (!training || !deferred()) {

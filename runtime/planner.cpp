@@ -421,6 +421,10 @@ class Planner {
 
 EnginePlan plan_engine(const PlannerInput& input) { return Planner(input).plan(); }
 
+UpdateRule update_rule(const Config& config) {
+  return {config.gradient_clipping > 0 || config.loss_scale.enabled, config.atomic_steps};
+}
+
 bool reversible(const DurabilityInput& durability) {
   return durability.two_slots && durability.commit_interval == 1;
 }

@@ -39,6 +39,7 @@ struct UpdateRule {
   bool needs_all_gradients = false;  // for their norm or a loss scale
   bool atomic = true;                // a step that goes wrong must leave the state as it was
 };
+UpdateRule update_rule(const Config& config);
 
 // Immutable. All plans use the same homes and fit the same map.
 struct EnginePlan {

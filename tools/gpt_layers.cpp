@@ -147,7 +147,7 @@ void head_backward(const GptConfig& c, const LayerBuffers& b) {
   if (b.loss != nullptr) *b.loss = loss;
   auto delta = matrix(s.logits, c.rows(), kVocabulary);
   for (Index r = 0; r < delta.rows(); ++r) delta(r, b.targets[r]) -= 1.0F;
-  delta *= 1.0F / static_cast<float>(c.rows());
+  delta *= b.loss_scale / static_cast<float>(c.rows());
   auto weights = matrix(s.weight_gradient, c.width, kVocabulary);
   weights.noalias() = matrix(s.normal, c.rows(), c.width).transpose() * delta;
   narrow(s.weight_gradient, std::size_t{c.width} * kVocabulary, c.gradient_dtype,

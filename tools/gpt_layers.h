@@ -25,6 +25,7 @@ struct LayerBuffers {
   std::byte* workspace = nullptr;
   const std::int32_t* targets = nullptr;      // head: [rows]
   double* loss = nullptr;                     // head: mean cross-entropy in nats, written
+  float loss_scale = 1;                       // head backward: its gradients are multiplied with it
   float* logits = nullptr;                    // head forward: [rows, 256] if wanted, or nullptr
 };
 

@@ -56,8 +56,11 @@ inline void widen(const std::byte* source, DType dtype, std::size_t count, float
     std::memcpy(target, source, count * sizeof(float));
     return;
   }
-  const auto* narrow = reinterpret_cast<const bfloat16*>(source);
-  for (std::size_t i = 0; i < count; ++i) target[i] = to_float(narrow[i]);
+  const auto each = [&](const auto* narrow) {
+    for (std::size_t i = 0; i < count; ++i) target[i] = to_float(narrow[i]);
+  };
+  if (dtype == DType::bf16) return each(reinterpret_cast<const bfloat16*>(source));
+  each(reinterpret_cast<const float16*>(source));
 }
 
 // fp32 gradients to their dtype, rounded once.
@@ -66,8 +69,13 @@ inline void narrow(const float* source, std::size_t count, DType dtype, std::byt
     std::memcpy(target, source, count * sizeof(float));
     return;
   }
-  auto* out = reinterpret_cast<bfloat16*>(target);
-  for (std::size_t i = 0; i < count; ++i) out[i] = to_bfloat16(source[i]);
+  if (dtype == DType::bf16) {
+    auto* out = reinterpret_cast<bfloat16*>(target);
+    for (std::size_t i = 0; i < count; ++i) out[i] = to_bfloat16(source[i]);
+    return;
+  }
+  auto* out = reinterpret_cast<float16*>(target);
+  for (std::size_t i = 0; i < count; ++i) out[i] = to_float16(source[i]);
 }
 
 inline constexpr float kNormEpsilon = 1e-5F;

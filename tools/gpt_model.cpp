@@ -97,9 +97,6 @@ void validate(const GptConfig& config) {
   positive(config.heads, "heads");
   positive(config.context, "context");
   positive(config.batch, "batch");
-  if (config.parameter_dtype == DType::fp16 || config.gradient_dtype == DType::fp16) {
-    throw Error(ErrorCode::invalid_argument, "--dtype fp16 is not available; write bf16 or fp32");
-  }
   if (config.width % config.heads != 0) {
     throw Error(ErrorCode::invalid_argument,
                 std::to_string(config.heads) + " heads do not divide the width of " +

@@ -1,6 +1,7 @@
 #include "tools/options.h"
 
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <sstream>
@@ -10,6 +11,8 @@
 
 namespace terrace::cli {
 namespace {
+
+constexpr double kLargestLossScale = 0x1p60;  // as of the configuration
 
 double parse_speed(const std::string& text, const std::string& whole) {
   char* end = nullptr;
@@ -44,7 +47,7 @@ void ModelOptions::add(CLI::App& command) {
   command.add_option("--context", context, "bytes of one sequence");
   command.add_option("--batch", batch, "sequences of one step");
   command.add_option("--seed", gpt.seed, "of initial values, batches and samples");
-  command.add_option("--dtype", dtype, "of parameters and gradients: bf16 or fp32");
+  command.add_option("--dtype", dtype, "of parameters and gradients: bf16, fp16 or fp32");
 }
 
 gpt::GptConfig ModelOptions::config(const Config& file) const {
@@ -75,6 +78,39 @@ gpt::GptConfig ModelOptions::config(const Config& file) const {
   result.parameter_dtype = result.gradient_dtype = dtype ? parse_dtype(*dtype) : fallback;
   gpt::validate(result);
   return result;
+}
+
+void GradientOptions::add(CLI::App& command) {
+  command.add_option("--clip", clip, "the largest norm of all gradients together, or none");
+  command.add_option("--loss-scale", loss_scale,
+                     "of fp16 training: a factor, or 0 to adapt it to the gradients (0)");
+}
+
+void GradientOptions::apply(DType parameters, Config& config) const {
+  if (clip == "none") {
+    config.gradient_clipping = 0;
+  } else if (!clip.empty()) {
+    char* end = nullptr;
+    const double norm = std::strtod(clip.c_str(), &end);
+    if (*end != '\0' || !(norm > 0) || !std::isfinite(norm)) {
+      throw Error(ErrorCode::invalid_argument,
+                  "--clip " + clip + ": a positive norm is expected, or none");
+    }
+    config.gradient_clipping = norm;
+  }
+  config.loss_scale.enabled = parameters == DType::fp16;
+  if (!loss_scale) return;
+  if (!config.loss_scale.enabled) {
+    throw Error(ErrorCode::invalid_argument,
+                "--loss-scale is for fp16, not for " + std::string(to_string(parameters)) +
+                    "; leave it out or add --dtype fp16");
+  }
+  if (!(*loss_scale >= 0 && *loss_scale <= kLargestLossScale)) {
+    throw Error(ErrorCode::invalid_argument,
+                "--loss-scale: 0 (adapted to the gradients) or a positive factor up to 2^60 is "
+                "expected");
+  }
+  config.loss_scale.constant = *loss_scale;
 }
 
 void TierOptions::add(CLI::App& command) {

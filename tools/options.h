@@ -47,6 +47,17 @@ struct TierOptions {
   std::vector<NvmeConfig> drives(const std::vector<NvmeConfig>& known) const;
 };
 
+// What becomes of the gradients before the update.
+struct GradientOptions {
+  std::string clip;  // a norm, or "none"
+  std::optional<double> loss_scale;
+
+  void add(CLI::App& command);
+  // Over what `config` says. Losses are scaled when parameters are fp16, and only then. Throws
+  // Error(invalid_argument) naming the option.
+  void apply(DType parameters, Config& config) const;
+};
+
 // Throws Error(invalid_argument) naming the lane that is unknown or the value that is no speed.
 void apply_throttle(const std::string& text, Config& config);
 

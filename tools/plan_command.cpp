@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "runtime/engine_store.h"
+#include "runtime/gradient_rules.h"
 #include "runtime/planner.h"
 #include "terrace/error.h"
 #include "tiers/drive_facts.h"
@@ -19,11 +20,13 @@ namespace {
 struct PlanCommand {
   ModelOptions model;
   TierOptions tiers;
+  GradientOptions gradients;
   Speeds speeds;
 
   void run() const {
-    const auto config = tiers.config();
+    auto config = tiers.config();
     const auto gpt = model.config(config);
+    gradients.apply(gpt.parameter_dtype, config);
     const ModelLayout layout(gpt::make_model(gpt), config.segment);
     PerTier<Bytes> budget{config.budget.hbm.value_or(80_GiB),
                           config.budget.dram.value_or(detect_topology().memory),
@@ -37,21 +40,21 @@ struct PlanCommand {
     combine(drives, durability.weights, assumed);
     const auto begin = std::chrono::steady_clock::now();
     PlannerInput input{layout, budget, config.placement, assumed, config.sub_group_elements,
-                       config.prefetch_elements, durability};
-    const auto plan = plan_engine(input);
+                       config.prefetch_elements, durability, {}};
+    const auto plan = plan_engine(input, update_rule(config));
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
-    print(gpt, layout, plan, spent.count());
-    if (!config.nvme.empty()) compare(input, plan.forecast);
+    print(gpt, layout, plan, spent.count(), config);
+    if (!config.nvme.empty()) compare(input, update_rule(config), plan.forecast);
   }
 
   // What surviving costs, against the other choices.
-  static void compare(PlannerInput input, const Forecast& chosen) {
+  static void compare(PlannerInput input, const UpdateRule& rule, const Forecast& chosen) {
     fmt::print("  {:<34}{:>14}{:>16}{:>14}\n", "choice", "on nvme", "written/step", "step");
     const auto row = [&](const std::string& name, std::uint32_t slots, std::uint64_t interval) {
       input.durability.two_slots = slots == 2;
       input.durability.commit_interval = interval;
       try {
-        const auto forecast = plan_engine(input).forecast;
+        const auto forecast = plan_engine(input, rule).forecast;
         fmt::print("  {:<34}{:>14}{:>16}{:>14}{}\n", name,
                    to_string(at(forecast.tiers, Tier::nvme).peak), to_string(written(forecast)),
                    duration_text(forecast.step_seconds),
@@ -101,13 +104,13 @@ struct PlanCommand {
   }
 
   static void print(const gpt::GptConfig& gpt, const ModelLayout& layout, const EnginePlan& plan,
-                    double seconds) {
+                    double seconds, const Config& config) {
     const auto count = parameter_count(layout.model());
     fmt::print(
         "model: {} parameters ({} blocks, width {}, {} heads, context {}, batch {}), state {}\n",
         count_text(count), gpt.layers, gpt.width, gpt.heads, gpt.context, gpt.batch,
         to_string(Bytes{count * (12 + 2 * size_of(gpt.parameter_dtype).count)}));
-    fmt::print("{}", plan_text(plan.forecast));
+    fmt::print("{}{}", plan_text(plan.forecast), updates_text(config, plan.forecast));
     const double tokens = gpt.rows();
     fmt::print("  {:.0f} tokens/s; {} operations per step, planned in {}\n",
                tokens / plan.forecast.step_seconds, plan.plan(PassKind::training).operations.size(),
@@ -123,6 +126,7 @@ void add_plan(CLI::App& app, ExitCode&) {
   auto state = std::make_shared<PlanCommand>();
   state->model.add(*command);
   state->tiers.add(*command);
+  state->gradients.add(*command);
   auto& speeds = state->speeds;
   command->add_option("--nvme-read-gb-s", speeds.nvme_read_gb_s, "assumed speed of each drive");
   command->add_option("--nvme-write-gb-s", speeds.nvme_write_gb_s, "assumed speed of each drive");

@@ -37,17 +37,26 @@ std::string Progress::lanes(const EngineStats& stats, double seconds) {
   return text;
 }
 
-void Progress::show(std::uint64_t step, double loss, double seconds, const EngineStats& stats) {
+void Progress::tell(const std::string& text) const {
+  fmt::print("{}{}\n", terminal_ ? "\r\x1b[K" : "", text);
+  std::fflush(stdout);
+}
+
+void Progress::show(const FinishedStep& done, const EngineStats& stats) {
+  const auto& [step, loss, seconds, norm, scale] = done;
   spent_ += seconds;
   const double mean = spent_ / static_cast<double>(step - before_steps_);
   const double left = mean * static_cast<double>(steps_ - step);
   const auto speeds = lanes(stats, seconds);
+  std::string gradients;
+  if (norm) gradients += fmt::format("  norm {:.3g}", *norm);
+  if (scale) gradients += fmt::format("  scale {}", *scale);
   const double rate = static_cast<double>(tokens_) / seconds;
   if (terminal_) {
     const auto filled = step * kBarWidth / steps_;
-    fmt::print("\r[{}{}] {}/{}  {:.3f} bits/byte  {:.0f} tok/s  GB/s{}  {} left \x1b[K",
+    fmt::print("\r[{}{}] {}/{}  {:.3f} bits/byte{}  {:.0f} tok/s  GB/s{}  {} left \x1b[K",
                std::string(filled, '#'), std::string(kBarWidth - filled, '.'), step, steps_, loss,
-               rate, speeds, duration_text(left));
+               gradients, rate, speeds, duration_text(left));
     std::fflush(stdout);
     return;
   }
@@ -55,8 +64,8 @@ void Progress::show(std::uint64_t step, double loss, double seconds, const Engin
   const bool due = step % every == 0 || spent_ - told_at_ >= kPlainSeconds;
   if (!due && step != before_steps_ + 1 && step != steps_) return;
   told_at_ = spent_;
-  fmt::print("step {}/{}  loss {:.3f} bits/byte  {:.0f} tokens/s  GB/s{}  {} left\n", step, steps_,
-             loss, rate, speeds, duration_text(left));
+  fmt::print("step {}/{}  loss {:.3f} bits/byte{}  {:.0f} tokens/s  GB/s{}  {} left\n", step,
+             steps_, loss, gradients, rate, speeds, duration_text(left));
   std::fflush(stdout);
 }
 

@@ -2,11 +2,21 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "terrace/engine.h"
 
 namespace terrace::cli {
+
+// What a line of progress tells.
+struct FinishedStep {
+  std::uint64_t step = 0;  // from 1
+  double loss = 0;         // bits per byte
+  double seconds = 0;
+  std::optional<double> gradient_norm{};
+  std::optional<double> loss_scale{};
+};
 
 // Thread rule: one thread.
 class Progress {
@@ -14,8 +24,9 @@ class Progress {
   // `before`: steps that a resumed run need not make again.
   Progress(std::uint64_t steps, std::uint64_t tokens_per_step, std::uint64_t before);
 
-  // After step `step` (from 1); loss in bits per byte.
-  void show(std::uint64_t step, double loss, double seconds, const EngineStats& stats);
+  void show(const FinishedStep& done, const EngineStats& stats);
+  // A line of its own.
+  void tell(const std::string& text) const;
   void end();
 
  private:

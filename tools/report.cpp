@@ -48,16 +48,40 @@ std::string durability_text(const DurabilityForecast& durability, double step_se
       duration_text(step_seconds));
 }
 
+std::string updates_text(const Config& config, const Forecast& forecast) {
+  if (!forecast.updates_deferred) {
+    return fmt::format("  updates: in the step's own backward, layer by layer\n"
+                       "           a gradient that is not finite {}\n",
+                       forecast.atomic_steps ? "undoes the step" : "ends the run");
+  }
+  std::string why;
+  const auto add = [&](const std::string& reason) { why += (why.empty() ? "" : " and ") + reason; };
+  if (config.gradient_clipping > 0) {
+    add(fmt::format("clipping to norm {}", config.gradient_clipping));
+  }
+  const auto& scale = config.loss_scale;
+  if (scale.enabled) {
+    add(scale.constant > 0 ? fmt::format("the loss scale {}", scale.constant)
+                           : "the dynamic loss scale");
+  }
+  if (why.empty()) add("steps that are skipped whole: not every step commits");
+  const auto& dram = at(forecast.tiers, Tier::dram);
+  return fmt::format("  updates: in the next step's forward, for {}\n"
+                     "           {} of gradients wait in dram until all are there\n",
+                     why, to_string(at(dram.resident, TensorClass::gradient)));
+}
+
 std::string plan_text(const Forecast& forecast) {
   std::string text;
   auto out = std::back_inserter(text);
-  fmt::format_to(out, "  {:<6}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}\n", "tier", "budget", "reserved",
-                 "parameters", "optimizer", "buffers", "free");
+  fmt::format_to(out, "  {:<6}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}\n", "tier", "budget",
+                 "reserved", "parameters", "gradients", "optimizer", "buffers", "free");
   for (const Tier tier : kTiers) {
     const auto& entry = at(forecast.tiers, tier);
-    fmt::format_to(out, "  {:<6}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}\n", to_string(tier),
+    fmt::format_to(out, "  {:<6}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}\n", to_string(tier),
                    to_string(entry.budget), to_string(entry.peak),
                    to_string(at(entry.resident, TensorClass::parameter)),
+                   to_string(at(entry.resident, TensorClass::gradient)),
                    to_string(at(entry.resident, TensorClass::optimizer_state)),
                    to_string(entry.transient), to_string(entry.budget - entry.peak));
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "terrace/config.h"
 #include "terrace/engine.h"
 #include "terrace/forecast.h"
 
@@ -11,6 +12,9 @@ namespace terrace::cli {
 
 // Budgets, reserved bytes by class, bytes and floor of every lane, forecast step and bottleneck.
 std::string plan_text(const Forecast& forecast);
+
+// When updates are made, and why then.
+std::string updates_text(const Config& config, const Forecast& forecast);
 
 // What it costs in space, bytes and time that the run can be killed at any instant.
 std::string durability_text(const DurabilityForecast& durability, double step_seconds);

@@ -52,8 +52,9 @@ float expected(const ReferenceTensor& tensor, Content content, DType dtype, std:
     case Content::momentum: return tensor.momentum[i];
     case Content::variance: return tensor.variance[i];
     default:
-      return dtype == DType::bf16 ? to_float(tensor.parameter.as<const bfloat16>()[i])
-                                  : tensor.parameter.as<const float>()[i];
+      if (dtype == DType::bf16) return to_float(tensor.parameter.as<const bfloat16>()[i]);
+      if (dtype == DType::fp16) return to_float(tensor.parameter.as<const float16>()[i]);
+      return tensor.parameter.as<const float>()[i];
   }
 }
 
@@ -72,6 +73,7 @@ TieredTrainer::Result TieredTrainer::step(const TextData::Batch& batch, double l
     auto b = buffers_of(view, engine_.model().layers[l].tensors.size());
     b.targets = batch.targets.data();
     b.loss = &result.loss;
+    b.loss_scale = static_cast<float>(step.loss_scale());
     view.launch([&config = config_, &batch, function, l, b] {
       if (l == 0)
         std::memcpy(b.input, batch.inputs.data(), batch.inputs.size() * sizeof(std::int32_t));

@@ -19,7 +19,7 @@ class TieredTrainer {
 
   struct Result {
     StepReport report;
-    double loss = 0;  // mean cross-entropy in nats
+    double loss = 0;  // mean cross-entropy in nats, unscaled
   };
   // keep(loss) is what a commit of this step keeps; see Step::finish().
   using Keep = std::function<std::string(double loss)>;

@@ -27,11 +27,13 @@ using gpt::TextData;
 using gpt::TieredTrainer;
 
 constexpr std::size_t kRecentSteps = 10;  // over which the final loss is averaged
+constexpr std::uint64_t kMostSkips = 100;  // one after the other
 using Losses = std::vector<double>;
 
 struct TrainOptions {
   ModelOptions model;
   TierOptions tiers;
+  GradientOptions gradients;
   std::string data = ".";
   std::uint64_t steps = 100;
   std::optional<double> learning_rate;
@@ -51,6 +53,7 @@ class TrainRun {
         gpt_(options.model.config(config_)),
         data_(options.data),
         json_(options.json, "--json") {
+    options.gradients.apply(gpt_.parameter_dtype, config_);
     data_.require_context(gpt_.context);
     if (!options.trace.empty()) config_.trace = options.trace;
     rate_ = options.learning_rate.value_or(config_.learning_rate);
@@ -66,7 +69,11 @@ class TrainRun {
   int run() {
     TieredTrainer trainer(gpt_, config_);
     Engine& engine = trainer.engine();
-    if (options_.verify) reference_ = std::make_unique<ReferenceTrainer>(gpt_, config_.optimizer);
+    if (options_.verify) {
+      reference_ = std::make_unique<ReferenceTrainer>(
+          gpt_, config_.optimizer,
+          gpt::ReferenceGradients{config_.gradient_clipping, config_.loss_scale});
+    }
     introduce(engine);
     take_over(engine);
     train(trainer);
@@ -113,12 +120,13 @@ class TrainRun {
       fmt::print("resumed at step {} of {}\n", *step, options_.steps);
     }
     for (const auto& note : config_.notes) fmt::print("note: {}\n", note);
-    fmt::print("plan\n{}", plan_text(engine.forecast()));
+    fmt::print("plan\n{}{}", plan_text(engine.forecast()),
+               updates_text(config_, engine.forecast()));
     std::fflush(stdout);
   }
 
-  // What the steps before a resume left: the losses kept with the commit, and, to verify, the same
-  // steps in memory.
+  // What the steps before a resume left: the losses and the place in the data, kept with the
+  // commit, and, to verify, the same steps in memory.
   void take_over(Engine& engine) {
     first_ = engine.steps();
     if (first_ == 0) return;
@@ -128,39 +136,95 @@ class TrainRun {
         losses_.push_back(loss.is_number() ? loss.get<double>() : std::nan(""));
       }
     }
+    batches_ = first_;
+    if (kept.is_object() && kept.contains("batches")) batches_ = kept["batches"];
     kept_losses_ = losses_.size();
     if (!reference_) return;
     fmt::print("repeating {} steps in memory to verify ...\n", first_);
     std::fflush(stdout);
-    for (std::uint64_t s = 1; s <= first_; ++s) reference_->step(data_.batch(gpt_, s), rate_);
+    for (std::uint64_t b = 1; b <= batches_; ++b) reference_->step(data_.batch(gpt_, b), rate_);
   }
 
-  // The losses that the summary is made of.
-  std::string keep(double loss) const {
-    auto recent = losses_;
-    recent.push_back(loss / std::numbers::ln2);
-    if (recent.size() > kRecentSteps) recent.erase(recent.begin(), recent.end() - kRecentSteps);
-    return nlohmann::json{{"losses", recent}}.dump();
+  // The losses that the summary is made of, and how many batches were used.
+  std::string keep(Losses losses) const {
+    const auto recent = std::min(kRecentSteps, losses.size());
+    losses.erase(losses.begin(), losses.end() - static_cast<std::ptrdiff_t>(recent));
+    return nlohmann::json{{"losses", losses}, {"batches", batches_}}.dump();
+  }
+
+  std::string keep_with(double loss) const {
+    auto losses = losses_;
+    losses.push_back(loss / std::numbers::ln2);
+    return keep(std::move(losses));
   }
 
   void train(TieredTrainer& trainer) {
     const Interrupt interrupt;
     Progress progress(options_.steps, gpt_.rows(), first_);
-    for (std::uint64_t s = first_ + 1; s <= options_.steps && Interrupt::signal() == 0; ++s) {
-      const auto batch = data_.batch(gpt_, s);
+    while (trainer.engine().steps() < options_.steps && Interrupt::signal() == 0) {
+      const auto batch = data_.batch(gpt_, ++batches_);
       const auto begin = std::chrono::steady_clock::now();
-      const auto result = trainer.step(batch, rate_, [&](double loss) { return keep(loss); });
+      const auto result = trainer.step(batch, rate_, [&](double loss) { return keep_with(loss); });
       const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
-      if (reference_) reference_->step(batch, rate_);
-      step_seconds_.push_back(spent.count());
-      losses_.push_back(result.loss / std::numbers::ln2);
+      if (reference_) compare(result.report, reference_->step(batch, rate_));
       stall_seconds_ += result.report.stall_seconds;
+      if (config_.loss_scale.enabled) loss_scale_ = result.report.next_loss_scale;
+      if (result.report.skipped) {
+        pass_by(result.report, progress);
+        continue;
+      }
+      skips_in_a_row_ = 0;
+      take(result, spent.count());
       const auto stats = trainer.engine().stats();
-      progress.show(s, losses_.back(), spent.count(), stats);
+      progress.show({result.report.step, losses_.back(), spent.count(),
+                     result.report.gradient_norm, scale_of(result.report)}, stats);
       watch_store(stats);
     }
     progress.end();
     commit_rest(trainer.engine());
+  }
+
+  void take(const TieredTrainer::Result& result, double seconds) {
+    step_seconds_.push_back(seconds);
+    losses_.push_back(result.loss / std::numbers::ln2);
+    if (!result.report.gradient_norm) return;
+    gradient_norms_.push_back(*result.report.gradient_norm);
+    clipped_norms_.push_back(*result.report.clipped_norm);
+  }
+
+  std::optional<double> scale_of(const StepReport& report) const {
+    if (!config_.loss_scale.enabled) return std::nullopt;
+    return report.loss_scale;
+  }
+
+  // The step is made again with the next batch.
+  void pass_by(const StepReport& report, const Progress& progress) {
+    ++skips_in_this_run_;
+    const auto where = fmt::format("gradient {}[{}] is not finite", report.bad_tensor,
+                                   report.bad_index);
+    const auto scale = config_.loss_scale.enabled
+                           ? fmt::format(" with loss scale {}; the next is {}",
+                                         report.loss_scale, report.next_loss_scale)
+                           : std::string{};
+    progress.tell(fmt::format("batch {} is passed by: {}{}", batches_, where, scale));
+    if (++skips_in_a_row_ < kMostSkips) return;
+    throw Error(ErrorCode::unavailable,
+                fmt::format("{} batches in a row were passed by after step {}: {}{}; {}",
+                            kMostSkips, report.step, where, scale,
+                            config_.loss_scale.constant > 0
+                                ? "choose a smaller --loss-scale, or 0"
+                                : "choose a lower --learning-rate, or bf16 or fp32"));
+  }
+
+  void compare(const StepReport& report, const gpt::ReferenceResult& wanted) {
+    if (!gradient_difference_.empty()) return;
+    if (report.skipped != wanted.skipped) {
+      gradient_difference_ = fmt::format("batch {} is skipped by one of both", batches_);
+    } else if (report.gradient_norm != wanted.norm) {
+      gradient_difference_ =
+          fmt::format("the gradients' norm of batch {} is {:.17g}, in memory it is {:.17g}",
+                      batches_, report.gradient_norm.value_or(0), wanted.norm.value_or(0));
+    }
   }
 
   // Training goes on in a file that has no name any more, and nobody will find it again.
@@ -180,9 +244,7 @@ class TrainRun {
   void commit_rest(Engine& engine) const {
     const bool durable = engine.forecast().durability.two_slots;
     if (!durable || engine.steps() % config_.store.commit_interval == 0) return;
-    const auto recent = std::min(kRecentSteps, losses_.size());
-    const Losses last(losses_.end() - static_cast<std::ptrdiff_t>(recent), losses_.end());
-    engine.commit(nlohmann::json{{"losses", last}}.dump());
+    engine.commit(keep(losses_));
   }
 
   double mean_step() const {
@@ -215,8 +277,8 @@ class TrainRun {
     if (step_seconds_.empty()) fmt::print("nothing is left to do: {} steps are done\n", first_);
     if (!step_seconds_.empty()) {
       fmt::print("result\n{}",
-                 lanes_text(engine.forecast(), stats_, step_seconds_.size(), mean_step(),
-                            stepped()));
+                 lanes_text(engine.forecast(), stats_, step_seconds_.size() + skips_in_this_run_,
+                            mean_step(), stepped()));
       fmt::print(
           "  loss {:.3f} bits per byte over the last {} steps (order-0 entropy {:.3f}); "
           "{:.0f} tokens/s; stalled {}\n",
@@ -226,7 +288,8 @@ class TrainRun {
     hash_ = gpt::state_hash(engine);
     fmt::print("state hash: {}\n", hash_);
     if (reference_) {
-      const auto found = gpt::difference(engine, *reference_);
+      const auto found = gradient_difference_.empty() ? gpt::difference(engine, *reference_)
+                                                      : gradient_difference_;
       identical_ = found.empty();
       fmt::print("identical to in-memory training: {}\n", found.empty() ? "yes" : "no: " + found);
     }
@@ -243,6 +306,14 @@ class TrainRun {
     }
   }
 
+  void write_gradients(nlohmann::json& out, Engine& engine) const {
+    out["gradient_norm"] = gradient_norms_;
+    out["clipped_norm"] = clipped_norms_;
+    out["skipped_steps"] = batches_ - engine.steps();
+    out["loss_scale"] = nullptr;
+    if (loss_scale_) out["loss_scale"] = *loss_scale_;
+  }
+
   void write_json(Engine& engine) {
     nlohmann::json out;
     const auto& forecast = engine.forecast();
@@ -253,6 +324,7 @@ class TrainRun {
     if (const auto step = engine.resumed_step()) out["resumed_from"] = *step;
     out["loss"] = Losses(losses_.begin() + static_cast<std::ptrdiff_t>(kept_losses_),
                          losses_.end());
+    write_gradients(out, engine);
     out["order0_entropy"] = data_.order0_entropy();
     out["state_hash"] = hash_;
     out["identical_to_reference"] = nullptr;
@@ -305,6 +377,13 @@ class TrainRun {
   Losses losses_;                // bits per byte; those kept by the run before first
   std::size_t kept_losses_ = 0;  // of them
   std::uint64_t first_ = 0;      // steps done before this run
+  std::uint64_t batches_ = 0;    // used, by all runs; those of skipped steps too
+  std::uint64_t skips_in_this_run_ = 0;
+  std::uint64_t skips_in_a_row_ = 0;
+  std::optional<double> loss_scale_;    // of the next step, once one was made
+  std::vector<double> gradient_norms_;  // of this run's steps, as they were and clipped
+  std::vector<double> clipped_norms_;
+  std::string gradient_difference_;     // between both trainers
   std::vector<double> step_seconds_;
   double stall_seconds_ = 0;
   std::chrono::duration<double> tail_{0};  // what was not written when the last step ended
@@ -321,6 +400,7 @@ void add_train(CLI::App& app, ExitCode& code) {
   auto options = std::make_shared<TrainOptions>();
   options->model.add(*command);
   options->tiers.add(*command);
+  options->gradients.add(*command);
   command->add_option("--data", options->data, "text file or directory");
   command->add_option("--steps", options->steps, "optimizer steps")->check(whole_number(1));
   command->add_option("--learning-rate", options->learning_rate, "of every step")

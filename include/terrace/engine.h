@@ -40,11 +40,11 @@ struct StepReport {
   bool skipped = false;
   std::string bad_tensor;
   std::uint64_t bad_index = 0;          // of its elements
-  // Of all gradients, unscaled, before and after clipping; absent when nothing is measured (no
-  // clipping, no loss scale) or the step is skipped.
+  // Of all gradients, unscaled, before and after clipping; absent when the step is skipped.
   std::optional<double> gradient_norm;
   std::optional<double> clipped_norm;
   double loss_scale = 1;                // that this step's gradients were taken with
+  double next_loss_scale = 1;           // and those of the next one
   double seconds = 0;                   // from begin_step() to the end of finish()
   double compute_seconds = 0;           // the compute stream was busy
   double stall_seconds = 0;             // seconds - compute_seconds

@@ -96,10 +96,22 @@ def bad_input():
                 ('{"aio": {}, "aio": {}}', "twice"),
                 ('{"aio": 5}', "object"),
                 ('{', "not JSON"),
-                ('{"terrace": {"clip": "speculative"}}', "not available yet")]:
+                ('{"terrace": {"clip": "speculative"}}', "not available yet"),
+                ('{"gradient_clipping": -1.0}', "gradient_clipping: .*not negative"),
+                ('{"fp16": {"enabled": true}, "bf16": {"enabled": true}}', "choose one")]:
             with open(config, "w") as file:
                 file.write(content)
             refused(place, place.train("--config", config), "config.json", words)
+        for norm in ["0", "-1", "nan", "inf", "1x", "all"]:
+            refused(place, place.train("--clip", norm), f"--clip {norm}: a positive norm", "none")
+        refused(place, place.train("--dtype", "fp8"), "fp8", "fp16")
+        refused(place, place.train("--loss-scale", "2"), "--loss-scale is for fp16, not for bf16")
+        for scale in ["-1", "nan", "1e30"]:
+            refused(place, place.train("--dtype", "fp16", "--loss-scale", scale),
+                    "--loss-scale: 0 .* positive factor up to 2\\^60")
+        refused(place, place.train("--dtype", "fp16", "--loss-scale", "1e17", "--verify"),
+                "100 batches in a row were passed by after step 0", r"gradient \S+\[\d+\] is not",
+                "choose a smaller --loss-scale")
         refused(place, [TERRACE, "plan", "--model", "2X"], "no built-in size", "1T")
         result = run([TERRACE, "fly"])
         expect(result.returncode == 2, "an unknown command must be refused", result)
@@ -142,6 +154,64 @@ def results():
         result = run([TERRACE, "plan", "--model", "1T", "--hbm", "80GiB", "--dram", "512GiB",
                       "--nvme", place.drive, "--nvme-budget", "32TiB"])
         expect(result.returncode == 0 and "bottleneck" in result.stdout, "plan", result)
+
+
+def gradients():
+    """Clipping and loss scaling: the same bits as in memory, on every tier."""
+    with Place() as place:
+        out = os.path.join(place.path, "out.json")
+        config = os.path.join(place.path, "config.json")
+        with open(config, "w") as file:
+            json.dump({"gradient_clipping": 0.5,
+                       "fp16": {"enabled": True, "initial_scale_power": 22, "hysteresis": 1,
+                                "loss_scale_window": 4}}, file)
+
+        def train(*arguments):
+            result = run(place.train("--steps", "8", "--verify", "--json", out, *arguments))
+            expect(result.returncode == 0, "training must succeed", result)
+            expect("identical to in-memory training: yes" in result.stdout, "identical", result)
+            with open(out) as file:
+                got = json.load(file)
+            expect(got["steps"] == len(got["loss"]) == 8, "skipped steps do not count", result)
+            return got, result
+
+        hashes = {}
+        for budget in [[], ["--dram", "700KiB", "--hbm", "640KiB"]]:
+            for rules, norm in [(["--clip", "1.0"], 1.0), (["--dtype", "fp16"], None),
+                                (["--dtype", "fp16", "--clip", "1.0"], 1.0),
+                                (["--config", config], 0.5),
+                                (["--config", config, "--clip", "none"], None),
+                                (["--dtype", "fp16", "--loss-scale", "1000"], None)]:
+                got, result = train(*rules, *budget)
+                hashes.setdefault(tuple(rules), set()).add(got["state_hash"])
+                expect(len(got["gradient_norm"]) == len(got["clipped_norm"]) == 8, "norms", result)
+                for before, after in zip(got["gradient_norm"], got["clipped_norm"]):
+                    expect(0 < after <= before and after <= (norm or after), "clipped", result)
+                fp16 = "fp16" in rules or "--config" in rules
+                expect((got["loss_scale"] is not None) == fp16, "a loss scale", result)
+                expect("in the next step's forward" in result.stdout, "deferred", result)
+                expect(re.search("^step 1/8 .* norm [0-9.]+ " + (" scale" if fp16 else ""),
+                                 result.stdout, re.M), "norm and scale", result)
+                if "--config" in rules:
+                    expect(got["skipped_steps"] >= 4, "2^22 is too large a scale", result)
+                    told = re.findall(r"^batch (\d+) is passed by: gradient \S+\[\d+\] is not "
+                                      r"finite with loss scale (\d+); the next is (\d+)$",
+                                      result.stdout, re.M)
+                    expect(len(told) == got["skipped_steps"], "skips are told", result)
+                    expect(told[0] == ("1", str(1 << 22), str(1 << 21)), "with scales", result)
+        expect(all(len(found) == 1 for found in hashes.values()), f"budgets: {hashes}")
+        got, result = train("--config", config, "--clip", "none", "--dtype", "bf16")
+        expect(got["gradient_norm"] == got["clipped_norm"] and got["loss_scale"] is None, "plain",
+               result)
+        expect("in the step's own backward" in result.stdout, "overlapped", result)
+        plan = [TERRACE, "plan", "--model", "1M"]
+        for rules, words in [([], "own backward"), (["--clip", "2"], "for clipping to norm 2:"),
+                             (["--dtype", "fp16"], "for the dynamic loss scale:"),
+                             (["--dtype", "fp16", "--loss-scale", "8", "--clip", "3"],
+                              "for clipping to norm 3 and the loss scale 8:")]:
+            result = run([*plan, *rules])
+            expect(result.returncode == 0 and words in result.stdout, words, result)
+            expect(("wait in dram" in result.stdout) == bool(rules), "gradients wait", result)
 
 
 def memory_group(limit):
@@ -225,6 +295,6 @@ def interruption():
             expect(json.load(file)["steps"] >= 1, "the steps so far are in the JSON")
 
 
-{"bad_input": bad_input, "results": results, "limits": limits,
+{"bad_input": bad_input, "results": results, "gradients": gradients, "limits": limits,
  "interruption": interruption}[sys.argv[2]]()
 print("ok")

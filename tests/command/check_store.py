@@ -350,6 +350,39 @@ def in_use():
             expect(one.returncode == 0, f"two at once wait for each other: {out}")
 
 
+def skips():
+    """Kills between skipped steps: no batch is used twice and none is left out."""
+    with Place(2) as place:
+        with open(place.config) as file:
+            config = json.load(file)
+        config["fp16"] = {"enabled": True, "initial_scale_power": 22, "hysteresis": 1,
+                          "loss_scale_window": 3}
+        with open(place.config, "w") as file:
+            json.dump(config, file)
+        rules = ["--steps", "16", "--clip", "1.0"]
+        whole = place.trained(*rules, "--slots", "1")
+        expect(whole["skipped_steps"] >= 5, f"2^22 is too large: {whole}")
+        for commits in ["1", "3"]:
+            command = place.train(*rules, "--dram", "700KiB", "--commit-interval", commits)
+            for step in [1, 6, 11]:
+                process = subprocess.Popen([*command, "--discard" if step == 1 else "--resume"],
+                                           stdout=subprocess.PIPE, text=True)
+                while not process.stdout.readline().startswith(f"step {step}/"):
+                    expect(process.poll() is None, "the run must go on")
+                process.kill()
+                process.communicate(timeout=60)
+            got = place.trained(*rules, "--commit-interval", commits, "--resume", "--verify")
+            first = got["resumed_from"]
+            expect(first is not None and first >= 11 - int(commits) - 2, f"resumed at {first}")
+            expect(got["identical_to_reference"], "identical")
+            expect(got["state_hash"] == whole["state_hash"], "the same state as without kills")
+            for key in ["loss", "gradient_norm", "clipped_norm"]:
+                expect(got[key] == whole[key][first:], f"{key}: {got[key]}")
+            for key in ["skipped_steps", "loss_scale"]:
+                expect(got[key] == whole[key], f"{key}: {got[key]}, not {whole[key]}")
+            expect(store("verify", *place.drives).returncode == 0, "the store is sound")
+
+
 def full():
     """A drive without free space goes on with the store that it holds, whatever speeds are."""
     with Place(2) as place:
@@ -387,5 +420,5 @@ def full():
 
 
 {"full": full, "sound": sound, "flips_on_one": flips_on_one, "flips_on_two": flips_on_two,
- "sizes": sizes, "in_use": in_use}[sys.argv[2]]()
+ "sizes": sizes, "in_use": in_use, "skips": skips}[sys.argv[2]]()
 print("ok")

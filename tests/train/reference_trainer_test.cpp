@@ -41,17 +41,18 @@ struct Case {
   AdamOptions options;
   DType parameter;
   DType gradient;
+  ReferenceGradients rules{};
 };
 
 class ReferenceOptimizer : public testing::TestWithParam<Case> {};
 
 TEST_P(ReferenceOptimizer, GivesTheBitsOfAdamUpdate) {
-  const auto& [options, parameter_dtype, gradient_dtype] = GetParam();
+  const auto& [options, parameter_dtype, gradient_dtype, rules] = GetParam();
   auto config = small();
   config.parameter_dtype = parameter_dtype;
   config.gradient_dtype = gradient_dtype;
   constexpr double kRate = 1e-2;
-  ReferenceTrainer trainer(config, options);
+  ReferenceTrainer trainer(config, options, rules);
   std::vector<std::vector<float>> weights, momenta, variances;
   for (const auto& tensor : trainer.tensors()) {
     weights.push_back(tensor.master_weight);
@@ -59,8 +60,12 @@ TEST_P(ReferenceOptimizer, GivesTheBitsOfAdamUpdate) {
     variances.push_back(tensor.variance);
   }
   for (std::uint64_t step = 1; step <= 4; ++step) {
-    trainer.step(counting(config), kRate);
-    const auto scalars = adam_scalars(options, kRate, step);
+    const double scale = trainer.loss_scale();
+    const auto result = trainer.step(counting(config), kRate);
+    ASSERT_FALSE(result.skipped);
+    double factor = 1 / scale;
+    if (rules.clip_norm > 0) factor *= std::min(1.0, rules.clip_norm / (*result.norm + 1e-6));
+    const auto scalars = adam_scalars(options, kRate, step, factor);
     for (std::size_t t = 0; t < weights.size(); ++t) {
       const auto& tensor = trainer.tensors()[t];
       AlignedBytes parameter(tensor.elements * size_of(parameter_dtype).count);
@@ -77,6 +82,10 @@ TEST_P(ReferenceOptimizer, GivesTheBitsOfAdamUpdate) {
   }
 }
 
+LossScaleConfig scaled(double constant) {
+  return {.enabled = true, .constant = constant, .initial_power = 8};
+}
+
 std::vector<Case> cases() {
   AdamOptions decoupled;
   decoupled.weight_decay = 0.1;
@@ -87,10 +96,45 @@ std::vector<Case> cases() {
   return {{decoupled, DType::bf16, DType::bf16},
           {decoupled, DType::fp32, DType::bf16},
           {l2, DType::bf16, DType::fp32},
-          {plain, DType::fp32, DType::fp32}};
+          {plain, DType::fp32, DType::fp32},
+          {decoupled, DType::bf16, DType::bf16, {.clip_norm = 0.25, .loss_scale = {}}},
+          {l2, DType::fp16, DType::fp16, {.clip_norm = 0, .loss_scale = scaled(0)}},
+          {l2, DType::fp16, DType::fp32, {.clip_norm = 0.25, .loss_scale = scaled(256)}}};
 }
 
 INSTANTIATE_TEST_SUITE_P(Options, ReferenceOptimizer, testing::ValuesIn(cases()));
+
+// The norm in another order, and of scaled and unscaled losses.
+TEST(ReferenceTrainer, NormIsThatOfAllGradients) {
+  auto config = small();
+  config.parameter_dtype = config.gradient_dtype = DType::fp32;
+  ReferenceTrainer trainer(config, {}, {.clip_norm = 1, .loss_scale = {}});
+  ReferenceTrainer with_scale(config, {}, {.clip_norm = 0, .loss_scale = scaled(0)});
+  const auto norm = trainer.step(counting(config), 1e-3).norm.value();
+  double sum = 0;
+  for (const auto& tensor : trainer.tensors()) {
+    const auto* gradient = tensor.gradient.as<const float>();
+    for (std::uint64_t i = 0; i < tensor.elements; ++i) {
+      sum += static_cast<double>(gradient[i]) * static_cast<double>(gradient[i]);
+    }
+  }
+  EXPECT_NEAR(norm, std::sqrt(sum), 1e-12 * norm);
+  EXPECT_EQ(with_scale.step(counting(config), 1e-3).norm.value(), norm);
+}
+
+TEST(ReferenceTrainer, SkipsAndHalvesTheLossScale) {
+  auto config = small();
+  config.parameter_dtype = config.gradient_dtype = DType::fp16;
+  const LossScaleConfig scale{.enabled = true, .initial_power = 40, .hysteresis = 3};
+  ReferenceTrainer trainer(config, {}, {.clip_norm = 0, .loss_scale = scale});
+  const auto before = trainer.tensors()[0].master_weight;
+  for (const double power : {40.0, 40.0, 39.0, 38.0}) {  // after each step
+    EXPECT_TRUE(trainer.step(counting(config), 1e-3).skipped);
+    EXPECT_EQ(trainer.loss_scale(), std::exp2(power));
+  }
+  EXPECT_EQ(trainer.steps(), 0U);
+  EXPECT_TRUE(same_bits(before, trainer.tensors()[0].master_weight));
+}
 
 TEST(ReferenceTrainer, StoresOneNanWhenTrainingDiverges) {
   ReferenceTrainer trainer(small(), {});
