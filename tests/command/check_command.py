@@ -203,15 +203,20 @@ def gradients():
         got, result = train("--config", config, "--clip", "none", "--dtype", "bf16")
         expect(got["gradient_norm"] == got["clipped_norm"] and got["loss_scale"] is None, "plain",
                result)
-        expect("in the step's own backward" in result.stdout, "overlapped", result)
+        expect("for steps that are skipped whole" in result.stdout, "nothing could undo", result)
         plan = [TERRACE, "plan", "--model", "1M"]
-        for rules, words in [([], "own backward"), (["--clip", "2"], "for clipping to norm 2:"),
-                             (["--dtype", "fp16"], "for the dynamic loss scale:"),
+        for rules, words in [([], "steps that are skipped whole:"),
+                             (["--clip", "2"], "for clipping to norm 2\n"),
+                             (["--dtype", "fp16"], "for the dynamic loss scale\n"),
                              (["--dtype", "fp16", "--loss-scale", "8", "--clip", "3"],
-                              "for clipping to norm 3 and the loss scale 8:")]:
+                              "for clipping to norm 3 and the loss scale 8\n")]:
             result = run([*plan, *rules])
             expect(result.returncode == 0 and words in result.stdout, words, result)
-            expect(("wait in dram" in result.stdout) == bool(rules), "gradients wait", result)
+            expect("wait in dram" in result.stdout, "gradients wait", result)
+        drive = ["--nvme", place.drive, "--nvme-budget", "1GiB"]
+        result = run([*plan, *drive])
+        expect("own backward" in result.stdout and "undoes the step" in result.stdout,
+               "a commit at every step can undo", result)
 
 
 def memory_group(limit):
