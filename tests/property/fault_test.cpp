@@ -75,6 +75,7 @@ class Faults : public testing::TestWithParam<std::tuple<Fault, bool>> {
     std::uint64_t resume_at = 0;
     std::uint64_t commit_after = 0;  // nothing is committed but on request, and unchecked
     bool two_drives = false;
+    double clip = 0;
   };
 
   Course course(const Case& what, std::uint64_t steps) const {
@@ -82,6 +83,7 @@ class Faults : public testing::TestWithParam<std::tuple<Fault, bool>> {
     if (what.two_drives) directories.push_back(second_.path());
     Config config = small_config(directories, what.states);
     if (fault().kind == FaultKind::lost) config.store.timeout_seconds = kTimeout;
+    config.gradient_clipping = what.clip;
     if (what.commit_after > 0) {
       config.store.commit_interval = 100;
       config.store.checksums = false;
@@ -224,6 +226,22 @@ std::string name_of(const testing::TestParamInfo<std::tuple<Fault, bool>>& which
 class FaultsOfTwoDrives : public Faults {};
 
 TEST_P(FaultsOfTwoDrives, OfANewStore) { fail_everywhere({.steps = 2, .two_drives = true}); }
+
+// Updates, and the commits of them, are made in the next step.
+class FaultsOfDeferredUpdates : public Faults {};
+
+TEST_P(FaultsOfDeferredUpdates, OfAResumedStore) {
+  fail_everywhere({.states = States::both, .steps = 3, .resume_at = 1, .clip = kSmallNorm});
+}
+
+TEST_P(FaultsOfDeferredUpdates, OfACommitOnRequest) {
+  fail_everywhere({.states = States::both, .steps = 3, .commit_after = 1, .clip = kSmallNorm});
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, FaultsOfDeferredUpdates,
+                         testing::Combine(testing::Values(kFaults[0], kFaults[5]),
+                                          testing::Bool()),
+                         name_of);
 
 INSTANTIATE_TEST_SUITE_P(Kinds, FaultsOfTwoDrives,
                          testing::Combine(testing::Values(kFaults[0], kFaults[5], kFaults[7]),

@@ -20,6 +20,7 @@ struct Case {
   Spoil spoil{};                // of all runs
   std::uint64_t commit_after = 0;  // see RunOptions
   std::uint64_t seeds = 3;      // of what a cut leaves of unflushed writes
+  double clip = 0;              // updates are made in the next step
 };
 
 struct Bounds {
@@ -45,6 +46,7 @@ class PowerCut : public testing::Test {
     Config config = small_config(what.directories, what.states);
     config.store.commit_interval = what.interval;
     config.store.checksums = what.checksums;
+    config.gradient_clipping = what.clip;
     return {small_mlp(), config, what.steps};
   }
 
@@ -171,6 +173,24 @@ TEST_F(PowerCut, WhileTheNextStepRuns) {
                 .checksums = false, .spoil = slow, .seeds = 2});
 }
 
+TEST_F(PowerCut, DeferredUpdates) {
+  expect_exact({.directories = one(), .states = States::both, .steps = 4, .resume_at = 1,
+                .seeds = 2, .clip = kSmallNorm});
+  expect_exact({.directories = two(), .steps = 4, .interval = 2, .seeds = 1, .clip = kSmallNorm});
+}
+
+TEST_F(PowerCut, DeferredUpdatesWhileTheNextStepRuns) {
+  expect_exact({.directories = one(), .spoil = {.flush_delay = std::chrono::milliseconds(4)},
+                .seeds = 2, .clip = kSmallNorm});
+}
+
+TEST_F(PowerCut, DeferredUpdatesCommittedOnRequest) {
+  const auto sweep = cut_everywhere({.directories = one(), .states = States::both, .interval = 10,
+                                     .commit_after = 2, .seeds = 2, .clip = kSmallNorm});
+  expect_none_broken(sweep);
+  EXPECT_TRUE(sweep.resumed.contains(2));
+}
+
 // What holds the steps apart is the order of writes and flushes, not the checksums.
 TEST_F(PowerCut, WithoutChecksums) {
   expect_exact({.directories = one(), .states = States::both, .steps = 4, .checksums = false,
@@ -196,6 +216,7 @@ TEST_F(PowerCut, AgainAndAgain) {
     Case what{.directories = pick(random, 0, 1) == 0 ? one() : two(), .steps = 6};
     what.interval = pick(random, 1, 3);
     what.checksums = pick(random, 0, 2) != 0;
+    what.clip = pick(random, 0, 1) == 0 ? 0 : kSmallNorm;
     auto disk = std::make_shared<SimulatedDisk>(SimulatedDiskOptions{.seed = random()});
     Bounds bounds;
     std::string story;

@@ -148,6 +148,9 @@ class TapEngine final : public ForwardingEngine {
   std::deque<std::pair<IoRequest, Nanoseconds>> held_;  // and when it is due
 };
 
+// Below the norms of small_mlp(): every step is clipped, and its updates wait for the next one.
+inline constexpr double kSmallNorm = 1e-3;
+
 // What is trained, how, and its exact states.
 struct Course {
   Course(Mlp model, Config with, std::uint64_t count)
@@ -155,7 +158,9 @@ struct Course {
     Plain plain(mlp, config.optimizer);
     after.push_back(plain);
     for (std::uint64_t s = 1; s <= steps; ++s) {
-      plain.step(rate(s), s);
+      const double most = config.gradient_clipping;
+      if (most > 0) TERRACE_CHECK(plain.step(rate(s), s, s, most, 1) > most);
+      else plain.step(rate(s), s);
       after.push_back(plain);
     }
   }
