@@ -205,7 +205,7 @@ def gradients():
                result)
         expect("for steps that are skipped whole" in result.stdout, "nothing could undo", result)
         plan = [TERRACE, "plan", "--model", "1M"]
-        for rules, words in [([], "steps that are skipped whole:"),
+        for rules, words in [([], "for steps that are skipped whole"),
                              (["--clip", "2"], "for clipping to norm 2\n"),
                              (["--dtype", "fp16"], "for the dynamic loss scale\n"),
                              (["--dtype", "fp16", "--loss-scale", "8", "--clip", "3"],
