@@ -7,8 +7,9 @@ namespace terrace {
 SegmentTable::SegmentTable(const StoreGeometry& geometry, std::vector<DriveSlots> drives)
     : geometry_(geometry),
       drives_(std::move(drives)),
-      entries_(geometry.segments()),
-      spares_used_(drives_.size()) {}
+      entries_(geometry.segments()) {
+  for (const auto& drive : drives_) spare_used_.emplace_back(drive.spare_count, false);
+}
 
 std::uint64_t SegmentTable::place(std::size_t segment, std::size_t slot) const {
   if (const auto moved = moved_.find({segment, slot}); moved != moved_.end()) return moved->second;
@@ -41,11 +42,13 @@ void SegmentTable::written(std::size_t segment, std::uint64_t offset) {
 
 bool SegmentTable::quarantine(std::size_t segment, std::uint64_t offset) {
   const auto drive = geometry_.place(segment).drive;
-  auto& used = spares_used_[drive];
-  if (used >= drives_[drive].spare_count) return false;
+  auto& used = spare_used_[drive];
+  const auto spare = std::find(used.begin(), used.end(), false);
+  if (spare == used.end()) return false;
   const std::size_t slot = place(segment, 0) == offset ? 0 : 1;
-  moved_[{segment, slot}] = (drives_[drive].spares + drives_[drive].spare_bytes * used).count;
-  ++used;
+  const auto number = static_cast<std::uint64_t>(spare - used.begin());
+  moved_[{segment, slot}] = (drives_[drive].spares + drives_[drive].spare_bytes * number).count;
+  *spare = true;
   ++quarantined_;
   return true;
 }
@@ -89,7 +92,7 @@ void SegmentTable::load(const std::vector<TableEntry>& entries) {
     const auto& slots = drives_[drive];
     if (slots.spare_bytes.count > 0 && found.offset >= slots.spares.count) {
       const auto spare = (found.offset - slots.spares.count) / slots.spare_bytes.count;
-      spares_used_[drive] = std::max(spares_used_[drive], spare + 1);
+      if (spare < slots.spare_count) spare_used_[drive][spare] = true;
     }
   }
 }

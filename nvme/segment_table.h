@@ -51,7 +51,7 @@ class SegmentTable {
   void commit();
   // And the reverse: what was written since the last commit never was.
   void revert();
-  // Takes over a committed table.
+  // Takes over a committed table. Spares that it does not name are free again.
   void load(const std::vector<TableEntry>& entries);
 
  private:
@@ -72,7 +72,7 @@ class SegmentTable {
   const StoreGeometry& geometry_;
   const std::vector<DriveSlots> drives_;
   std::vector<Entry> entries_;
-  std::vector<std::uint64_t> spares_used_;  // by drive, from the front
+  std::vector<std::vector<bool>> spare_used_;  // by drive
   std::map<std::pair<std::size_t, std::size_t>, std::uint64_t> moved_;  // (segment, slot) → spare
   std::uint64_t quarantined_ = 0;
 };

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <optional>
 #include <random>
 
 #include "nvme/checksum.h"
@@ -41,7 +43,10 @@ class Opener {
       if (options_.mode == StoreMode::resume) opened.notes.push_back(nothing_there());
       return;
     }
-    if (options_.mode == StoreMode::discard) return remove(found, opened);
+    if (options_.mode == StoreMode::discard) {
+      refuse_part(found);
+      return remove(found, opened);
+    }
     std::vector<FileId> files;
     try {
       std::vector<InspectedStore> stores;
@@ -75,6 +80,42 @@ class Opener {
       io_.remove(path(d));
       if (options_.mode == StoreMode::discard) opened.notes.push_back("discarded " + path(d));
     }
+  }
+
+  // Discarding some of a store's drives would leave the others as scrap that takes space.
+  void refuse_part(const std::vector<std::size_t>& found) const {
+    std::map<std::uint64_t, std::size_t> named;  // drives of a store
+    std::vector<std::pair<std::size_t, Superblock>> superblocks;
+    for (const auto d : found) {
+      if (auto superblock = superblock_of(d)) {
+        ++named[superblock->store];
+        superblocks.emplace_back(d, std::move(*superblock));
+      }
+    }
+    for (const auto& [d, superblock] : superblocks) {
+      if (named[superblock.store] >= superblock.weights.size()) continue;
+      throw Error(ErrorCode::invalid_argument,
+                  path(d) + " is drive " + std::to_string(superblock.drive) + " of " +
+                      std::to_string(superblock.weights.size()) +
+                      " of a store; name the directories of all of them to discard it, or remove "
+                      "this file by hand");
+    }
+  }
+
+  // What can be read of it; a file that is broken may go.
+  std::optional<Superblock> superblock_of(std::size_t d) const {
+    std::optional<Superblock> result;
+    std::optional<FileId> file;
+    try {
+      file = io_.open({.path = path(d), .size = {}, .mode = IoFileMode::existing,
+                       .drive = static_cast<std::uint32_t>(d)});
+      const auto store = inspect_store(io_, *file, options_.patience);
+      if (store.sound() != nullptr) result = *store.sound();
+    } catch (const Error&) {
+      if (io_.pending() > 0) throw;
+    }
+    if (file) io_.close(*file);
+    return result;
   }
 
   // Throws when what was found must not be touched; continues it; or leaves `opened` as it was: a

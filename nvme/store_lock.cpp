@@ -46,6 +46,21 @@ bool still_named(int descriptor, const std::string& path) {
          open_file.st_ino == named.st_ino && open_file.st_dev == named.st_dev;
 }
 
+// The lock is the directory's: a store that another directory names too would not be covered.
+void refuse_other_names(const std::string& store) {
+  struct stat found {};
+  if (::lstat(store.c_str(), &found) != 0) return;
+  std::string what;
+  if (S_ISLNK(found.st_mode)) {
+    what = " is a symbolic link; name the directory that holds the store itself";
+  } else if (!S_ISREG(found.st_mode)) {
+    what = " is no file; move it away, or name another directory";
+  } else if (found.st_nlink > 1) {
+    what = " has another name as well (a hard link); remove that, or copy the store";
+  }
+  if (!what.empty()) throw Error(ErrorCode::unavailable, store + what);
+}
+
 }  // namespace
 
 StoreLock::StoreLock(const std::string& directory) : path_(directory + "/terrace.lock") {
@@ -71,6 +86,13 @@ StoreLock::StoreLock(const std::string& directory) : path_(directory + "/terrace
                                               "; wait for it, or name another directory");
     }
     std::this_thread::sleep_for(kPause);
+  }
+  try {
+    refuse_other_names(directory + "/terrace.store");
+  } catch (...) {
+    ::unlink(path_.c_str());
+    ::close(descriptor_);
+    throw;
   }
   // Who holds it is a courtesy to the next one; a full disk must not keep us out.
   const std::string text = owner();

@@ -153,5 +153,34 @@ TEST_F(StoreLockTest, IsHeldByOneOfMany) {
   }
 }
 
+// Another directory's lock would not cover it.
+TEST(StoreLock, RefusesAStoreWithAnotherName) {
+  const Directory place("lock-names");
+  const auto one = place.path() + "/one";
+  const auto two = place.path() + "/two";
+  std::filesystem::create_directories(one);
+  std::filesystem::create_directories(two);
+  std::ofstream(one + "/terrace.store") << "a store";
+  const auto refused = [](const std::string& directory) {
+    try {
+      const StoreLock lock(directory);
+      return std::string();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+  };
+  EXPECT_EQ(refused(one), "");
+  std::filesystem::create_symlink(one + "/terrace.store", two + "/terrace.store");
+  EXPECT_NE(refused(two).find("symbolic link"), std::string::npos);
+  std::filesystem::remove(two + "/terrace.store");
+  std::filesystem::create_hard_link(one + "/terrace.store", two + "/terrace.store");
+  EXPECT_NE(refused(one).find("hard link"), std::string::npos);
+  EXPECT_NE(refused(two).find("hard link"), std::string::npos);
+  std::filesystem::remove(two + "/terrace.store");
+  std::filesystem::create_directory(two + "/terrace.store");
+  EXPECT_NE(refused(two).find("no file"), std::string::npos);
+  EXPECT_FALSE(std::filesystem::exists(two + "/terrace.lock"));
+}
+
 }  // namespace
 }  // namespace terrace

@@ -181,5 +181,28 @@ TEST_F(SegmentTableTest, NeverAimsAtWhatIsCommitted) {
   }
 }
 
+// A place that refuses writes costs one spare at a time, over any number of runs.
+TEST(SegmentTable, SparesThatNoCommitNamesAreUsedAgain) {
+  const StoreGeometry geometry({{"states", {{}, 8_KiB}, 4_KiB, 4_KiB}}, {1});
+  const DriveSlots slots{{1_MiB, 2_MiB}, 3_MiB, 4_KiB, 2};
+  std::vector<TableEntry> committed;
+  for (int run = 0; run < 20; ++run) {
+    SegmentTable table(geometry, {slots});
+    table.load(committed);
+    auto target = table.target(0);
+    const bool bad = target == (1_MiB).count;  // always
+    if (bad) {
+      ASSERT_TRUE(table.quarantine(0, target)) << run;
+      target = table.target(0);
+    }
+    for (std::size_t segment = 0; segment < 2; ++segment) {
+      table.stage(segment, 1, static_cast<std::uint64_t>(run));
+      table.written(segment, segment == 0 ? target : table.target(segment));
+    }
+    table.commit();
+    committed = table.entries(0);
+  }
+}
+
 }  // namespace
 }  // namespace terrace
