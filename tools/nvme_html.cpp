@@ -38,8 +38,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 td, th { padding: .2rem .8rem .2rem 0; text-align: right; white-space: nowrap;
   border-bottom: 1px solid var(--line); }
 td:first-child, th:first-child { text-align: left; } th { color: var(--soft); font-weight: 500; }
-table.facts td { text-align: left; white-space: normal; border: 0; padding: .1rem 1rem .1rem 0; }
-table.facts td:first-child { color: var(--soft); white-space: nowrap; }
+td.soft { white-space: normal; }
 pre { background: var(--card); padding: .6rem .8rem; overflow-x: auto; border-radius: 6px;
   font-size: 12.5px; }
 .soft { color: var(--soft); }
