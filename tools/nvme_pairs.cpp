@@ -314,7 +314,7 @@ void DriveSession::compare_with_fio(CellResult& cell, Nanoseconds deadline) {
   FioPairs pairs(*options_.fio, *drive_, cell.cell, length);
   try {
     while (pairs.speed.size() < kMostPairs && now() + pairs.takes() < deadline && !stopped() &&
-           writes_allowed()) {
+           may_run(cell.cell)) {
       // Both read and write the same place, another one in every pair.
       pairs.add(FioPlace::of_pair(pairs.speed.size(), bytes, cell.cell.block_bytes), deadline);
     }
@@ -324,7 +324,10 @@ void DriveSession::compare_with_fio(CellResult& cell, Nanoseconds deadline) {
   fio_written_ += pairs.foreign_bytes;
   if (stopped()) return;
   if (pairs.speed.size() == 0) {
-    if (result_.fio_note.empty()) result_.fio_note = "there was no time for it";
+    if (result_.fio_note.empty()) {
+      result_.fio_note =
+          may_run(cell.cell) ? "there was no time for it" : "--write-limit is reached";
+    }
     return;
   }
   auto fio = compared(pairs.speed, pairs.cpu);
