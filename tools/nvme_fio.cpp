@@ -133,7 +133,7 @@ FioRun Fio::run(const bench::Cell& cell, const std::string& path, const FioPlace
   };
   if (result.timed_out) {
     throw failure(
-        fmt::format("no end of a run of {:.1f} s within {:.0f} s", seconds, to_seconds(at_most)));
+        fmt::format("no end of a run of {:.2f} s within {:.0f} s", seconds, to_seconds(at_most)));
   }
   if (result.status != 0) throw failure("exit status " + std::to_string(result.status));
   try {
