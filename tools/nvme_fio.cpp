@@ -15,7 +15,7 @@ namespace {
 using bench::Pattern;
 
 constexpr std::uint64_t kHugeSlack = std::uint64_t{4} << 20;  // fio rounds up
-constexpr double kStartSeconds = 10;  // beyond its run, before it counts as hung
+constexpr double kStartSeconds = 10;                          // to say its version
 
 const char* mode_of(Pattern pattern) {
   switch (pattern) {
@@ -121,17 +121,20 @@ std::vector<std::string> Fio::arguments(const bench::Cell& cell, const std::stri
 }
 
 FioRun Fio::run(const bench::Cell& cell, const std::string& path, const FioPlace& place,
-                double seconds) const {
+                double seconds, Nanoseconds at_most) const {
   auto command = arguments(cell, path, place, seconds);
   command.front() = program_;
-  const auto result = run_child(command, from_seconds(seconds + kStartSeconds));
+  const auto result = run_child(command, at_most);
   const auto failure = [&](const std::string& why) {
     return Error(ErrorCode::unavailable,
                  "fio failed (" + why +
                      "): " + first_line(result.errors.empty() ? result.output : result.errors) +
                      "; try " + command_text(command));
   };
-  if (result.timed_out) throw failure("it hung");
+  if (result.timed_out) {
+    throw failure(
+        fmt::format("no end of a run of {:.2f} s within {:.0f} s", seconds, to_seconds(at_most)));
+  }
   if (result.status != 0) throw failure("exit status " + std::to_string(result.status));
   try {
     return parse(result.output);

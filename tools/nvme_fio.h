@@ -39,9 +39,9 @@ class Fio {
   // The arguments for one run of `seconds` over `place` in the file at `path`.
   static std::vector<std::string> arguments(const bench::Cell& cell, const std::string& path,
                                             const FioPlace& place, double seconds);
-  // Throws Error(unavailable) with what fio said.
+  // Ends fio after `at_most`. Throws Error(unavailable) with what fio said.
   FioRun run(const bench::Cell& cell, const std::string& path, const FioPlace& place,
-             double seconds) const;
+             double seconds, Nanoseconds at_most) const;
 
  private:
   std::string program_;

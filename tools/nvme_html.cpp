@@ -38,8 +38,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 td, th { padding: .2rem .8rem .2rem 0; text-align: right; white-space: nowrap;
   border-bottom: 1px solid var(--line); }
 td:first-child, th:first-child { text-align: left; } th { color: var(--soft); font-weight: 500; }
-table.facts td { text-align: left; white-space: normal; border: 0; padding: .1rem 1rem .1rem 0; }
-table.facts td:first-child { color: var(--soft); white-space: nowrap; }
+td.soft { white-space: normal; }
 pre { background: var(--card); padding: .6rem .8rem; overflow-x: auto; border-radius: 6px;
   font-size: 12.5px; }
 .soft { color: var(--soft); }
@@ -50,7 +49,7 @@ pre { background: var(--card); padding: .6rem .8rem; overflow-x: auto; border-ra
 .bar { fill: var(--accent); } .dot { fill: var(--soft); opacity: .6; }
 .line { fill: none; stroke: var(--accent); stroke-width: 1.5; }
 .interval { stroke: var(--accent); stroke-width: 3; }
-.chosen { fill: none; stroke: var(--mark); stroke-width: 3; }
+.chosen { fill: none; stroke: #b3261e; stroke-width: 3; }
 </style></head><body>
 <h1>What these drives can do for training</h1>
 )";
@@ -112,6 +111,9 @@ void pattern_table(Out out, const DriveResult& drive) {
 }
 
 void fio_part(Out out, const DriveResult& drive) {
+  if (!drive.fio_note.empty()) {
+    fmt::format_to(out, "<p class=\"no\">fio: {}</p>\n", escaped(drive.fio_note));
+  }
   const auto svg = fio_svg(drive);
   if (svg.empty()) return;
   fmt::format_to(out, "<h3>Speed over fio's, pair by pair, with the 95 % interval</h3>\n{}", svg);
@@ -199,6 +201,7 @@ void verdict_part(Out out, const BenchResult& result) {
       says = *verdict.hides ? "hides" : fmt::format("needs {} such drives", *verdict.drives_needed);
     }
     if (model.too_noisy) says = "too noisy to tell whether it hides";
+    if (model.fits && !*model.fits) says += "; does not fit";
     const char* style = !verdict.hides || model.too_noisy ? "" : (*verdict.hides ? "yes" : "no");
     fmt::format_to(
         out,

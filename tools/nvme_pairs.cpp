@@ -63,6 +63,59 @@ FioComparison compared(const Series& speed, const Series& cpu) {
   return fio;
 }
 
+// Runs of one cell by fio and by us.
+class FioPairs {
+ public:
+  FioPairs(const Fio& fio, bench::MeasuredDrive& drive, const Cell& cell, Nanoseconds length)
+      : fio_(fio), drive_(drive), cell_(cell), length_(length) {}
+
+  Nanoseconds takes() const { return 2 * length_ + 2 * rest_; }
+
+  // Throws what fio does.
+  void add(const FioPlace& place, Nanoseconds deadline) {
+    double our_cpu = 0;
+    double fio_cpu = 0;
+    speed.add(
+        [&] {
+          std::this_thread::sleep_for(rest_ / 2);
+          const auto sample =
+              drive_.measure(cell_, {.warm_up = Nanoseconds{0},
+                                     .measure = length_,
+                                     .same_data = true,
+                                     .first_block = place.offset / cell_.block_bytes});
+          std::this_thread::sleep_for(rest_ / 2);
+          our_cpu = sample.cpu_seconds_per_gb;
+          return sample.whole_gb_s;
+        },
+        [&] {
+          const auto began = now();
+          const auto at_most = std::max(deadline - began, length_ + from_seconds(1));
+          const auto run = fio_.run(cell_, drive_.file().path, place, to_seconds(length_), at_most);
+          rest_ = std::max(Nanoseconds{0}, now() - began - length_);
+          fio_cpu = run.cpu_seconds_per_gb;
+          if (bench::writes(cell_.pattern)) {
+            foreign_bytes += static_cast<std::uint64_t>(run.gb_s * 1e9 * to_seconds(length_));
+          }
+          return run.gb_s;
+        });
+    cpu.first.push_back(our_cpu);
+    cpu.second.push_back(fio_cpu);
+  }
+
+  Series speed;
+  Series cpu;
+  std::uint64_t foreign_bytes = 0;  // that fio wrote, at most
+
+ private:
+  const Fio& fio_;
+  bench::MeasuredDrive& drive_;
+  const Cell cell_;
+  const Nanoseconds length_;
+  // fio lets the drive rest while it starts and ends, after which many a drive is faster for a
+  // while: ours get the same rest.
+  Nanoseconds rest_ = from_seconds(kFioOverheadSeconds);
+};
+
 }  // namespace
 
 PhaseProof::PhaseProof(DriveSession& session, std::string what)
@@ -246,16 +299,11 @@ void DriveSession::compare_with_fio(Nanoseconds deadline) {
   }
   for (auto left = static_cast<double>(cells.size()); auto* cell : cells) {
     if (stopped()) return;
-    const auto share = from_seconds(to_seconds(deadline - now()) / left--);
-    try {
-      compare_with_fio(*cell, now() + share);
-    } catch (const Error& error) {
-      result_.fio_note = error.what();
-      return;
-    }
+    compare_with_fio(*cell, now() + from_seconds(to_seconds(deadline - now()) / left--));
   }
 }
 
+// What a failure of fio interrupts keeps the pairs that it has.
 void DriveSession::compare_with_fio(CellResult& cell, Nanoseconds deadline) {
   options_.progress("fio and terrace in turn: " + pattern_name(cell.cell.pattern));
   const auto before = bench::machine_counters(facts().folder);
@@ -263,52 +311,32 @@ void DriveSession::compare_with_fio(CellResult& cell, Nanoseconds deadline) {
       pair_slice(deadline - now(), 1, kSliceOverheadSeconds + kFioOverheadSeconds, 0.3);
   const auto& path = drive_->file().path;
   const auto bytes = drive_->written_bytes() / cell.cell.block_bytes * cell.cell.block_bytes;
-  Series speed;
-  Series cpu;
-  std::uint64_t foreign = 0;
-  // fio lets the drive rest while it starts and ends, after which many a drive is faster for a
-  // while: ours get the same rest.
-  auto rest = from_seconds(kFioOverheadSeconds);
-  const auto pair = 2 * length + 2 * rest;
-  while (speed.size() < kMostPairs && now() + pair < deadline && !stopped() && writes_allowed()) {
-    double our_cpu = 0;
-    double fio_cpu = 0;
-    // Both read and write the same place, another one in every pair.
-    const auto place = FioPlace::of_pair(speed.size(), bytes, cell.cell.block_bytes);
-    speed.add(
-        [&] {
-          std::this_thread::sleep_for(rest / 2);
-          const auto sample =
-              drive_->measure(cell.cell, {.warm_up = Nanoseconds{0},
-                                          .measure = length,
-                                          .same_data = true,
-                                          .first_block = place.offset / cell.cell.block_bytes});
-          std::this_thread::sleep_for(rest / 2);
-          our_cpu = sample.cpu_seconds_per_gb;
-          return sample.whole_gb_s;
-        },
-        [&] {
-          const auto began = now();
-          const auto run = options_.fio->run(cell.cell, path, place, to_seconds(length));
-          rest = std::max(Nanoseconds{0}, now() - began - length);
-          fio_cpu = run.cpu_seconds_per_gb;
-          if (bench::writes(cell.cell.pattern)) {
-            foreign += static_cast<std::uint64_t>(run.gb_s * 1e9 * to_seconds(length));
-          }
-          return run.gb_s;
-        });
-    cpu.first.push_back(our_cpu);
-    cpu.second.push_back(fio_cpu);
+  FioPairs pairs(*options_.fio, *drive_, cell.cell, length);
+  try {
+    while (pairs.speed.size() < kMostPairs && now() + pairs.takes() < deadline && !stopped() &&
+           may_run(cell.cell)) {
+      // Both read and write the same place, another one in every pair.
+      pairs.add(FioPlace::of_pair(pairs.speed.size(), bytes, cell.cell.block_bytes), deadline);
+    }
+  } catch (const Error& error) {
+    result_.fio_note = error.what();
   }
-  if (stopped() || speed.size() == 0) return;
-  fio_written_ += foreign;
-  auto fio = compared(speed, cpu);
+  fio_written_ += pairs.foreign_bytes;
+  if (stopped()) return;
+  if (pairs.speed.size() == 0) {
+    if (result_.fio_note.empty()) {
+      result_.fio_note =
+          may_run(cell.cell) ? "there was no time for it" : "--write-limit is reached";
+    }
+    return;
+  }
+  auto fio = compared(pairs.speed, pairs.cpu);
   fio.command = command_text(Fio::arguments(
       cell.cell, path, FioPlace::of_pair(0, bytes, cell.cell.block_bytes), to_seconds(length)));
   fio.huge_pages = Fio::huge_pages(cell.cell);
   if (fio.speed.too_noisy) {
     fio.noise = fmt::format(
-        "{} pairs, interval {:.2f} wide; {}", speed.size(), fio.speed.interval.width(),
+        "{} pairs, interval {:.2f} wide; {}", pairs.speed.size(), fio.speed.interval.width(),
         disturbance_text(bench::disturbance(before, bench::machine_counters(facts().folder))));
   }
   cell.fio = std::move(fio);

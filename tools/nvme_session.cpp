@@ -83,6 +83,10 @@ std::uint64_t DriveSession::writes_left() const {
 
 bool DriveSession::writes_allowed() const { return writes_left() > 0; }
 
+bool DriveSession::may_run(const Cell& cell) const {
+  return writes_allowed() || !bench::writes(cell.pattern);
+}
+
 // Long enough that the queue turns over a few times, whatever the drive's speed.
 Timing DriveSession::slice(const Cell& cell, Nanoseconds least) const {
   const double queue = static_cast<double>(cell.block_bytes * cell.depth * cell.threads) /
@@ -207,7 +211,7 @@ void DriveSession::sweep(Nanoseconds deadline) {
     const auto next = sweep.next();
     if (!next) break;
     const auto& cell = cells[*next];
-    if (bench::writes(cell.pattern) && !writes_allowed()) break;
+    if (!may_run(cell)) break;
     const double best = sweep.best(cell.pattern);
     if (best > 0) speed_gb_s_ = best;
     const auto planned = visit(cell, least);
@@ -235,7 +239,7 @@ void DriveSession::sweep(Nanoseconds deadline) {
 
 void DriveSession::pattern(Pattern pattern, Nanoseconds length) {
   const auto cell = setting(pattern);
-  if (!drive_->can(cell) || (bench::writes(pattern) && !writes_allowed())) return;
+  if (!drive_->can(cell) || !may_run(cell)) return;
   options_.progress(pattern_name(pattern));
   auto timing = slice(cell, length);
   timing.timeline_step = milliseconds(2);

@@ -90,6 +90,8 @@ class DriveSession {
 
   bool stopped() const;
   std::uint64_t writes_left() const;
+  // Whether the limit of writes has room for it.
+  bool may_run(const bench::Cell& cell) const;
   bench::Timing slice(const bench::Cell& cell, Nanoseconds least) const;
   // How long a visit of the cell takes in all, about.
   Nanoseconds visit(const bench::Cell& cell, Nanoseconds least) const;

@@ -167,19 +167,21 @@ std::string latency_svg(const DriveResult& drive, bench::Pattern pattern) {
                    kLeft + wide * static_cast<double>(i) + 0.5, kTop + high - tall, wide - 1, tall,
                    time_text(bars[i].from_us), time_text(bars[i].to_us), 100 * bars[i].share);
   }
-  for (const std::size_t i : {std::size_t{0}, bars.size() / 2, bars.size() - 1}) {
-    label(out, kLeft + wide * (static_cast<double>(i) + 0.5), kHeight - kBottom + 16, "middle",
-          time_text(bars[i].from_us));
-  }
+  const double below = kHeight - kBottom + 16;
+  label(out, kLeft, below, "start", time_text(bars.front().from_us));
+  label(out, kLeft + wide * kBars / 2, below, "middle", time_text(bars[bars.size() / 2].from_us));
+  label(out, kWidth - 8, below, "end", time_text(bars.back().to_us));
   const double low = bars.front().from_us;
   const double span = std::log(bars.back().to_us / low);
-  for (const auto& [q, text] : {std::pair{0.5, "p50"}, std::pair{0.99, "p99"}}) {
+  for (const double q : {0.5, 0.99}) {
     const double at = std::clamp(std::log(latency.quantile_us(q) / low) / span, 0.0, 1.0);
     const double x = kLeft + at * (kWidth - kLeft - 8);
     rule(out, x, kTop, x, kTop + high, "mark");
-    label(out, x, kHeight - 4, "middle",
-          std::string(text) + " " + time_text(latency.quantile_us(q)), "m");
   }
+  label(out, kLeft + wide * kBars / 2, kHeight - 4, "middle",
+        "p50 " + time_text(latency.quantile_us(0.5)) + ", p99 " +
+            time_text(latency.quantile_us(0.99)),
+        "m");
   return svg + "</svg>\n";
 }
 

@@ -322,10 +322,15 @@ def fio():
         out = place.at("out.json")
         result = nvme("bench", place.drive, *SHORT, "--fio", "--json", out)
         expect(result.returncode in (0, 2), "measured, or too noisy for a setting", result)
-        said(result, "against fio", "fio included")
+        said(result, "fio included")
         got = read_json(out)
         cells = [cell for cell in got["cells"] if "fio_gb_s" in cell]
-        expect({cell["pattern"] for cell in cells} == {"read", "overwrite", "mix"}, "three", result)
+        compared = {cell["pattern"] for cell in cells}
+        if compared != {"read", "overwrite", "mix"}:
+            note = got["drives"][0]["fio_note"]
+            expect(note, "why there is no comparison", result)
+            skip(f"fio was too slow here for the time that it had: {note}")
+        said(result, "against fio")
         for cell in cells:
             low, high = cell["ratio_interval"]
             expect(cell["fio_gb_s"] > 0 and 0 < low <= cell["ratio_to_fio"] <= high, str(cell))
@@ -345,12 +350,13 @@ def tune():
         got = read_json(place.at("tuned.json"))
         expect(got["terrace"]["nvme"][0]["path"] == place.drive, "the drive's path", result)
         expect(result.stdout.endswith(json.dumps(got, indent=2) + "\n"), "what is printed", result)
-        trains_with(place, got, "--config", place.at("tuned.json"))
+        trains_with(place, "--config", place.at("tuned.json"))
         place.empty(result)
+        expect(got["aio"]["queue_depth"] >= 1, "a depth", result)
         # As found in the drive's own directory.
         with open(os.path.join(place.drive, "terrace.tuned.json"), "w") as file:
             json.dump(got, file)
-        trained = trains_with(place, got, "--nvme", place.drive)
+        trained = trains_with(place, "--nvme", place.drive)
         said(trained, "come from .*terrace.tuned.json")
         expect(os.listdir(place.drive) == ["terrace.tuned.json"], "nothing else is left", trained)
         os.remove(os.path.join(place.drive, "terrace.tuned.json"))
@@ -364,7 +370,7 @@ def tune():
 
 def tuned(place, *arguments):
     """A tune that finds a setting; on a machine that is too noisy for one, tries again."""
-    for _ in range(5):
+    for _ in range(3):
         result = nvme("tune", place.drive, *SHORT, *arguments)
         if result.returncode == 0:
             return result
@@ -372,7 +378,7 @@ def tuned(place, *arguments):
     skip("this machine is too noisy for a recommendation:\n" + result.stderr)
 
 
-def trains_with(place, tuned_config, *arguments):
+def trains_with(place, *arguments):
     data = place.at("data.txt")
     with open(data, "w") as file:
         file.write("the quick brown fox jumps over the lazy dog. " * 200)
@@ -380,7 +386,6 @@ def trains_with(place, tuned_config, *arguments):
                   "--verify", *arguments])
     expect(result.returncode == 0, "training takes what tune wrote", result)
     said(result, "identical to in-memory training: yes")
-    expect(tuned_config["aio"]["queue_depth"] >= 1, "a depth")
     return result
 
 
@@ -424,7 +429,8 @@ def with_a_child(place):
     if not shutil.which("fio"):
         print("fio is not installed: its end is not tested")
         return
-    process = subprocess.Popen([TERRACE, "nvme", "bench", place.drive, *SHORT, "--fio"],
+    process = subprocess.Popen([TERRACE, "nvme", "bench", place.drive, *SHORT, "--fio",
+                                "--write-limit", "512MiB"],
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while process.poll() is None:
         children = children_of(process)
