@@ -252,8 +252,7 @@ void read_all(IoEngine& io, std::deque<DriveReader>& readers, const CheckProgres
     if (!completions.empty()) last = now;
     if (now - last > kPatience) {
       throw Error(ErrorCode::io, "reading the store makes no progress for " +
-                                     std::to_string(to_seconds(kPatience)) +
-                                     " s; see the kernel's log");
+                                     seconds_text(kPatience) + "; see the kernel's log");
     }
   }
   for (auto& reader : readers) reader.read_failed();

@@ -353,9 +353,8 @@ void SegmentStore::watch() {
       fail(pieces_[i], ETIMEDOUT);
       stuck_ = Error(ErrorCode::io, operations_[pieces_[i].operation].message +
                                         ". It makes no progress: nothing there has ended for " +
-                                        std::to_string(to_seconds(options_.patience)) +
-                                        " s; see the kernel's log, and continue with --resume "
-                                        "when the drive answers");
+                                        seconds_text(options_.patience) +
+                                        "; continue with --resume when the drive answers");
       return;
     }
   }

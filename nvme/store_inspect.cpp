@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 
 #include "nvme/checksum.h"
@@ -100,6 +101,12 @@ const char* transfer_remedy(int error) {
   }
 }
 
+std::string seconds_text(Nanoseconds time) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g s", to_seconds(time));
+  return text;
+}
+
 void BlockingIo::run(IoOperation operation, FileId file, Bytes offset, PageBuffer& buffer) {
   const auto failed = [&](const std::string& why) {
     const char* what = operation == IoOperation::read    ? "reading "
@@ -119,7 +126,7 @@ void BlockingIo::run(IoOperation operation, FileId file, Bytes offset, PageBuffe
     if (!completions.empty() || steady_clock().now() < deadline) continue;
     buffer.abandon();
     throw failed(std::string(std::strerror(ETIMEDOUT)) + ": it has not ended for " +
-                 std::to_string(to_seconds(patience_)) + " s; see the kernel's log");
+                 seconds_text(patience_) + "; see the kernel's log");
   }
   const auto& done = completions.front();
   if (done.error != 0) {

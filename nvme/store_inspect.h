@@ -17,6 +17,7 @@ inline constexpr Nanoseconds kPatience = std::chrono::seconds(60);
 
 // What to do about a transfer that failed with this errno value.
 const char* transfer_remedy(int error);
+std::string seconds_text(Nanoseconds time);  // "60 s"
 
 // Blocking calls on whole pages of any memory, while nothing else is in flight; each throws
 // Error(io) that names path, offset and bytes. When an operation has not ended after `patience`,

@@ -163,7 +163,11 @@ Bytes free_on_drives(const std::vector<NvmeConfig>& drives,
 std::string free_text(const std::vector<NvmeConfig>& drives) {
   std::string text;
   for (const auto& drive : drives) {
-    text += "\nFree in " + drive.path + ": " + to_string(free_in(drive)) + ".";
+    auto whole = drive;
+    whole.keep_free = {};
+    text += "\nFree in " + drive.path + ": " + to_string(free_in(whole));
+    if (drive.keep_free.count > 0) text += ", " + to_string(drive.keep_free) + " of it to be kept";
+    text += ".";
   }
   return text;
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <set>
 #include <nlohmann/json.hpp>
 
 #include "tools/report.h"
@@ -87,10 +88,29 @@ std::string cut_commits_text(const FoundStore& store) {
   std::string text;
   const auto* newest = store.newest();
   if (!store.missing.empty()) return text;
+  const auto holders = [&](std::uint64_t generation) {
+    std::size_t count = 0;
+    for (const auto& drive : store.drives) {
+      for (const auto& record : drive.store.record) {
+        if (record.record && record.record->generation == generation) ++count;
+      }
+    }
+    return count;
+  };
+  std::set<std::uint64_t> damaged;  // every drive has the record: no power cut did that
   for (std::size_t d = 0; d < store.drives.size(); ++d) {
     for (const auto& record : store.drives[d].store.record) {
       if (!record.record) continue;
       if (newest != nullptr && record.record->generation <= newest->generation) continue;
+      if (holders(record.record->generation) == store.drives.size()) {
+        if (!damaged.insert(record.record->generation).second) continue;
+        text += fmt::format("note: step {} was committed and is lost by damage; --resume {}\n",
+                            record.record->step,
+                            newest == nullptr
+                                ? std::string("finds no other")
+                                : fmt::format("goes back to step {}", newest->step));
+        continue;
+      }
       text += fmt::format("note: drive {} has a record of step {} and not all drives do: that "
                           "commit was cut short\n",
                           number(store.drives[d]), record.record->step);
