@@ -57,7 +57,7 @@ def one_fails():
         reference = place.reference()
         for engine in ["io_uring", "threads"]:
             with Loop(place, "ext4") as failing:
-                drives = [*folders(place, 2), failing.path]
+                drives = [place.make(f"{engine}0"), place.make(f"{engine}1"), failing.path]
                 random.shuffle(drives)
                 command = place.train("--io", engine, drives=drives, slots=2)
                 running = place.start([*command, *SLOW, "--discard"])
@@ -105,6 +105,22 @@ def another_order_or_number():
                        dict(reference, loss=reference["loss"]))
 
 
+def part_of_a_store():
+    """--discard of some of a store's drives is refused, whatever else is named, and touches none."""
+    with Place() as place:
+        reference = place.reference()
+        drives = folders(place, 3)
+        half = place.run(place.train(drives=drives, steps=20, slots=2))
+        expect(half.returncode == 0, "half of the steps", half)
+        for part in [drives[:2], drives[1:], [drives[2], place.make("more")], drives[:1]]:
+            result = place.run(place.train("--discard", drives=part, slots=2))
+            must_be_named(result, r"of a store", r"\(--discard\)|discard it", *part[:1])
+            sound(*drives)
+        nothing_left(os.path.join(place.path, "more"))
+        must_equal(place.run(place.train("--resume", drives=drives, slots=2)), reference)
+        must_equal(place.run(place.train("--discard", drives=drives, slots=2)), reference)
+
+
 def stores_of_different_times():
     """One drive's file is of an earlier commit, or of a twin that trained the same: never mixed."""
     with Place() as place:
@@ -148,4 +164,5 @@ def few_descriptors():
 
 
 main({"several": [every_number, options_of_the_command, one_fails, one_is_full,
-                  another_order_or_number, stores_of_different_times, few_descriptors]})
+                  another_order_or_number, part_of_a_store,
+                  stores_of_different_times, few_descriptors]})
