@@ -51,6 +51,14 @@ void check(const AdamSlice& slice) {
   require_moment("variance", slice.variance_dtype);
 }
 
+void check(const GradientAddition& addition) {
+  if (addition.sum_dtype == DType::fp32 || addition.sum_dtype == addition.gradient_dtype) return;
+  throw Error(ErrorCode::invalid_argument,
+              "gradients in " + std::string(to_string(addition.gradient_dtype)) +
+                  " cannot be summed in " + std::string(to_string(addition.sum_dtype)) +
+                  "; the sum is kept in fp32 or in their own dtype");
+}
+
 void check_group(std::uint32_t group, std::size_t groups) {
   if (group < groups) return;
   throw Error(ErrorCode::invalid_argument,
@@ -101,6 +109,12 @@ void adam_update(std::span<const AdamScalars> groups, std::span<const AdamSlice>
   for (const auto& slice : slices) {
     adam_kernels().front().update(groups[slice.group], slice);
   }
+}
+
+void add_gradients(const GradientAddition& addition) {
+  check(addition);
+  const DefaultFloatingPoint environment;
+  adam_kernels().front().add(addition);
 }
 
 std::vector<std::string> adam_instruction_sets() {

@@ -189,6 +189,38 @@ class GradientsJob final : public AdamJob {
   const GradientJob job_;
 };
 
+class AdditionJob final : public AdamJob {
+ public:
+  explicit AdditionJob(const GradientAddition& addition) : addition_(addition) {
+    check(addition);
+  }
+
+  std::uint64_t tiles() const override {
+    return (addition_.elements + kTileElements - 1) / kTileElements;
+  }
+  std::uint64_t bytes() const override {
+    return addition_.elements * addition_bytes_per_element(addition_.gradient_dtype,
+                                                           addition_.sum_dtype, addition_.first);
+  }
+  bool paced() const override { return true; }
+
+  void work(std::uint64_t tile) const override {
+    const DefaultFloatingPoint environment;
+    const std::uint64_t first = tile * kTileElements;
+    GradientAddition own = addition_;
+    own.gradient = static_cast<const std::byte*>(own.gradient) +
+                   first * size_of(own.gradient_dtype).count;
+    own.sum = advance(own.sum, own.sum_dtype, first);
+    own.elements = std::min(kTileElements, addition_.elements - first);
+    adam_kernels().front().add(own);
+  }
+
+ private:
+  static constexpr std::uint64_t kTileElements = kLeavesPerTile * kGradientLeaf;
+
+  const GradientAddition addition_;
+};
+
 class HashingJob final : public AdamJob {
  public:
   explicit HashingJob(const HashJob& job) : job_(job) {
@@ -218,6 +250,9 @@ std::unique_ptr<AdamJob> make_update_job(std::vector<AdamScalars> groups,
 }
 std::unique_ptr<AdamJob> make_gradient_job(GradientJob job) {
   return std::make_unique<GradientsJob>(std::move(job));
+}
+std::unique_ptr<AdamJob> make_addition_job(const GradientAddition& addition) {
+  return std::make_unique<AdditionJob>(addition);
 }
 std::unique_ptr<AdamJob> make_hash_job(const HashJob& job) {
   return std::make_unique<HashingJob>(job);

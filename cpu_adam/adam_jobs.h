@@ -25,6 +25,7 @@ class AdamJob {
 std::unique_ptr<AdamJob> make_update_job(std::vector<AdamScalars> groups,
                                          std::vector<AdamRun> runs);
 std::unique_ptr<AdamJob> make_gradient_job(GradientJob job);
+std::unique_ptr<AdamJob> make_addition_job(const GradientAddition& addition);
 std::unique_ptr<AdamJob> make_hash_job(const HashJob& job);
 
 }  // namespace terrace

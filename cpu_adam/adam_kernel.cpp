@@ -269,6 +269,55 @@ void update(const AdamScalars& s, const AdamSlice& slice) {
   }
 }
 
+// ---- the sum of micro-batches
+
+template <bool kFirst, class G, class S>
+HWY_INLINE void add_vector(const G* gradient, S* sum) {
+  auto value = load(Floats(), gradient);
+  if constexpr (!kFirst) value = hn::Add(load(Floats(), sum), value);
+  store(canonical(value), sum);
+}
+
+template <bool kFirst, class G, class S>
+void add_typed(const G* gradient, S* sum, std::uint64_t elements) {
+  const std::size_t lanes = hn::Lanes(Floats());
+  const std::uint64_t whole = elements / lanes * lanes;
+  for (std::uint64_t i = 0; i < whole; i += lanes) {
+    fetch_ahead(gradient + i);
+    fetch_ahead(sum + i);
+    add_vector<kFirst>(gradient + i, sum + i);
+  }
+  const std::size_t rest = elements - whole;
+  if (rest == 0) return;
+  constexpr std::size_t kLanes = hn::MaxLanes(Floats());
+  G last_gradients[kLanes] = {};
+  S last_sums[kLanes] = {};
+  std::memcpy(last_gradients, gradient + whole, rest * sizeof(G));
+  std::memcpy(last_sums, sum + whole, rest * sizeof(S));
+  add_vector<kFirst>(last_gradients, last_sums);
+  std::memcpy(sum + whole, last_sums, rest * sizeof(S));
+}
+
+template <class G, class S>
+void add_to(const GradientAddition& a) {
+  const auto* gradient = static_cast<const G*>(a.gradient);
+  auto* sum = static_cast<S*>(a.sum);
+  if (a.first) {
+    add_typed<true>(gradient, sum, a.elements);
+  } else {
+    add_typed<false>(gradient, sum, a.elements);
+  }
+}
+
+void add(const GradientAddition& a) {
+  const bool wide = a.sum_dtype == DType::fp32;
+  switch (a.gradient_dtype) {
+    case DType::fp32: return add_to<float, float>(a);
+    case DType::bf16: return wide ? add_to<bfloat16, float>(a) : add_to<bfloat16, bfloat16>(a);
+    case DType::fp16: return wide ? add_to<float16, float>(a) : add_to<float16, float16>(a);
+  }
+}
+
 // ---- the sum of squares
 
 using Doubles = hn::CappedTag<double, kGradientLanes / 4>;
@@ -313,7 +362,7 @@ void add_squares(const void* gradient, DType dtype, std::size_t rows, double* la
 }
 
 // The name comes from where the code is compiled, so that it cannot be another's.
-AdamKernel kernel() { return {hwy::TargetName(HWY_TARGET), update, add_squares}; }
+AdamKernel kernel() { return {hwy::TargetName(HWY_TARGET), update, add_squares, add}; }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace terrace

@@ -19,6 +19,8 @@ struct AdamKernel {
   void (*update)(const AdamScalars& scalars, const AdamSlice& slice);
   // Adds the squares of `rows` * kGradientLanes elements to the lanes, one row after the other.
   void (*add_squares)(const void* gradient, DType dtype, std::size_t rows, double* lanes);
+  // The addition has passed check().
+  void (*add)(const GradientAddition& addition);
 };
 
 // Best first; at least one.
@@ -26,6 +28,7 @@ const std::vector<AdamKernel>& adam_kernels();
 
 // Throw Error(invalid_argument) naming what no kernel can do.
 void check(const AdamSlice& slice);
+void check(const GradientAddition& addition);
 void check_group(std::uint32_t group, std::size_t groups);
 
 }  // namespace terrace

@@ -95,6 +95,9 @@ class TbbAdamPool final : public AdamPool {
   void submit_gradients(Ticket ticket, GradientJob job) override {
     enqueue(ticket, make_gradient_job(std::move(job)));
   }
+  void submit_addition(Ticket ticket, const GradientAddition& addition) override {
+    enqueue(ticket, make_addition_job(addition));
+  }
   void submit_hash(Ticket ticket, const HashJob& job) override {
     enqueue(ticket, make_hash_job(job));
   }

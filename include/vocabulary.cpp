@@ -84,7 +84,7 @@ std::string_view to_string(TensorClass tensor_class) {
 std::string_view to_string(Content content) {
   return name_of(std::array<std::string_view, kContentCount>{
                      "parameter", "gradient", "master_weight", "momentum", "variance", "activation",
-                     "activation_gradient", "workspace", "gradient_sum"},
+                     "activation_gradient", "workspace", "gradient_sum", "accumulated_gradient"},
                  content);
 }
 

@@ -10,28 +10,42 @@ namespace {
 using nlohmann::json;
 
 constexpr CountRange kAtLeastOne{.least = 1};
+constexpr CountRange kSequences{.least = 1, .most = std::uint64_t{1} << 40};
+constexpr CountRange kMicroBatches{.least = 1, .most = 1000000};
 constexpr CountRange kThreads{.least = 1, .most = 256};
 constexpr CountRange kQueueDepth{.least = 1, .most = 4096};
 constexpr CountRange kBlockBytes{.least = 4096, .most = 1U << 30};
 
 // train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps, for one rank.
 void read_batch(ConfigReader& r, Config& config) {
-  const auto all = r.count("train_batch_size", kAtLeastOne);
-  const auto micro = r.count("train_micro_batch_size_per_gpu", kAtLeastOne);
-  const auto steps = r.count("gradient_accumulation_steps", kAtLeastOne);
-  if (steps.value_or(1) != 1) {
-    r.refuse("gradient_accumulation_steps", "accumulation is not available yet; write 1");
-  }
-  if (all && micro && *all != *micro) {
-    const bool could_be_steps = !steps && *all % *micro == 0;
+  const auto all = r.count("train_batch_size", kSequences);
+  auto micro = r.count("train_micro_batch_size_per_gpu", kSequences);
+  auto steps = r.count("gradient_accumulation_steps", kMicroBatches);
+  if (all && micro && !steps) steps = *all / *micro;
+  if (all && !micro) micro = *all / steps.value_or(1);
+  if (all && *all != *micro * steps.value_or(1)) {
     r.refuse("train_batch_size",
-             could_be_steps
-                 ? "with train_micro_batch_size_per_gpu " + std::to_string(*micro) +
-                       " it asks for accumulation, which is not available yet; make them equal"
-                 : std::to_string(*all) + " is not train_micro_batch_size_per_gpu (" +
-                       std::to_string(*micro) + ") times gradient_accumulation_steps; make it so");
+             std::to_string(*all) + " is not train_micro_batch_size_per_gpu times " +
+                 "gradient_accumulation_steps; make it so, or leave one of the three out");
   }
-  config.train_micro_batch_size = micro ? micro : all;
+  if (steps.value_or(1) > kMicroBatches.most) {
+    r.refuse("train_batch_size", "it asks for more than " + std::to_string(kMicroBatches.most) +
+                                     " accumulation steps");
+  }
+  config.train_micro_batch_size = micro;
+  config.micro_batches = static_cast<std::uint32_t>(steps.value_or(1));
+}
+
+// The gradient's dtype, when that is not fp32, is known to the trainer alone.
+void read_accumulation(ConfigReader& r, Config& config) {
+  const auto name = r.text("grad_accum_dtype");
+  if (!name) return;
+  constexpr std::pair<const char*, DType> kNames[] = {
+      {"fp32", DType::fp32}, {"bf16", DType::bf16}, {"fp16", DType::fp16}};
+  for (const auto& [known, dtype] : kNames) {
+    if (*name == known) return void(config.accumulation_dtype = dtype);
+  }
+  r.expect("grad_accum_dtype", "\"fp32\", \"bf16\" or \"fp16\"");
 }
 
 void read_betas(ConfigReader& r, AdamOptions& adam) {
@@ -243,6 +257,7 @@ void read_standard_blocks(ConfigReader& top, ConfigDraft& draft) {
     }
   });
   top.object("fp16", [&](ConfigReader& r) { read_fp16(r, draft.config); });
+  top.object("data_types", [&](ConfigReader& r) { read_accumulation(r, draft.config); });
   top.object("zero_optimization", [&](ConfigReader& r) { read_zero(r, draft); });
   top.object("aio", [&](ConfigReader& r) { read_aio(r, draft); });
 }

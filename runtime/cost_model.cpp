@@ -78,18 +78,26 @@ PerLane<LaneForecast> lane_totals(const StepPlan& plan, const Speeds& speeds) {
   return totals;
 }
 
-double steady_step_seconds(const StepPlan& plan, const BoundaryDependencies& self,
-                           const Speeds& speeds) {
-  auto before = std::make_unique<StepTimes>(plan, speeds);
-  before->run(nullptr, self);
-  double step = before->finish();
-  for (int i = 0; i < kWarmUpSteps; ++i) {
-    auto now = std::make_unique<StepTimes>(plan, speeds);
-    now->run(before.get(), self);
-    step = now->finish() - before->finish();
-    before = std::move(now);
+double steady_cycle_seconds(std::span<const CyclePass> passes, const Speeds& speeds) {
+  std::unique_ptr<StepTimes> before;
+  double step = 0;
+  double end = 0;
+  for (int i = 0; i <= kWarmUpSteps; ++i) {
+    for (const auto& pass : passes) {
+      auto now = std::make_unique<StepTimes>(*pass.plan, speeds);
+      now->run(before.get(), *pass.boundary);
+      before = std::move(now);
+    }
+    step = before->finish() - end;
+    end = before->finish();
   }
   return step;
+}
+
+double steady_step_seconds(const StepPlan& plan, const BoundaryDependencies& self,
+                           const Speeds& speeds) {
+  const CyclePass pass{&plan, &self};
+  return steady_cycle_seconds({&pass, 1}, speeds);
 }
 
 }  // namespace terrace

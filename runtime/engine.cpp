@@ -49,7 +49,9 @@ Config with_drives(Config config) {
 
 EngineImpl::EngineImpl(const Config& config, const ModelSpec& model, const Initializer& initializer,
                        EnginePorts ports)
-    : config_(with_drives(config)), layout_(model, config.segment), scaler_(config.loss_scale) {
+    : config_(with_drives(config)),
+      layout_(model, config.segment, config.accumulation_dtype),
+      scaler_(config.loss_scale) {
   check_config(config);
   device_ = device_for(config, ports);
   budgets_of(config, *device_, std::vector<std::uint32_t>(config.nvme.size(), 1));  // or refused

@@ -49,6 +49,8 @@ class EngineImpl {
     if (!submitted) return cancel();
     thread_->release();
     ++position_;
+    const bool over = position_ == plan().schedule.uses.size();
+    if (over && plan().schedule.training && !plan().schedule.last) begin_next_micro_batch();
   }
 
   StepReport finish(std::uint64_t pass, const TrainerState& state);
@@ -172,8 +174,11 @@ class EngineImpl {
   const StepPlan& plan() const { return plans_->engine.plan(kind_); }
 
   std::string name(LayerUse use) const {
-    return std::string(use.phase == Phase::forward ? "forward" : "backward") + " of layer '" +
-           layout_.layer(use.layer).name + "'";
+    std::string text = std::string(use.phase == Phase::forward ? "forward" : "backward") +
+                       " of layer '" + layout_.layer(use.layer).name + "'";
+    if (!plan().schedule.accumulates || !plan().schedule.training) return text;
+    return text + " of micro-batch " + std::to_string(micro_batch_ + 1) + " of " +
+           std::to_string(form().micro_batches);
   }
 
   void refuse_over(std::uint64_t pass) const {
@@ -193,7 +198,11 @@ class EngineImpl {
 
   double compute_seconds() { return at(thread_->stats(), Lane::compute).busy_seconds; }
 
-  bool deferred() const { return plans_->engine.update_time == UpdateTime::deferred; }
+  StepForm form() const { return plans_->engine.form; }
+  bool deferred() const { return form().update_time == UpdateTime::deferred; }
+
+  // What gradients are divided by: the sum of micro-batches becomes their mean.
+  double divisor(double loss_scale) const { return loss_scale * form().micro_batches; }
 
   bool commits_at(std::uint64_t step) const {
     return plans_->engine.map.durable.count > 0 && step % config_.store.commit_interval == 0;
@@ -204,6 +213,7 @@ class EngineImpl {
     return config_.loss_scale.enabled ? scaler_.save() + trainer : trainer;
   }
 
+  void begin_next_micro_batch();
   void refuse_unfinished(std::uint64_t pass) const;
   // Makes the pending updates, without a step.
   void settle();
@@ -294,7 +304,8 @@ class EngineImpl {
   PassKind kind_ = PassKind::training;  // of it
   bool cancelled_ = false;
   bool leased_ = false;     // a LayerView exists
-  std::size_t position_ = 0;
+  std::size_t position_ = 0;       // in its uses
+  std::uint32_t micro_batch_ = 0;  // of the step, counted from 0
   Nanoseconds begin_time_{0};
   double compute_before_ = 0;
 };

@@ -30,6 +30,14 @@ void EngineImpl::begin(bool evaluation, const StepOptions& options) {
   cancelled_ = false;
   kind_ = pass.kind;
   position_ = 0;
+  micro_batch_ = 0;
+}
+
+// As soon as the one before is enqueued, so that what it needs is fetched meanwhile.
+void EngineImpl::begin_next_micro_batch() {
+  kind_ = kind_of(++micro_batch_, form());
+  position_ = 0;
+  thread_->begin({kind_, {}, steps_});
 }
 
 // A pass that makes the pending updates, or a fresh one when there are none.
@@ -51,9 +59,11 @@ void EngineImpl::refuse_unfinished(std::uint64_t pass) const {
   const auto& uses = plan().schedule.uses;
   if (leased_) throw Error(ErrorCode::invalid_argument, "a layer view is still alive");
   if (position_ < uses.size()) {
+    const auto later = plan().schedule.training ? form().micro_batches - 1 - micro_batch_ : 0;
     throw Error(ErrorCode::invalid_argument,
                 "the step is not complete: " + name(uses[position_]) + " comes next, and " +
-                    std::to_string(uses.size() - position_) + " uses are missing");
+                    std::to_string(uses.size() - position_ + later * uses.size()) +
+                    " uses are missing");
   }
 }
 
@@ -163,7 +173,7 @@ void EngineImpl::judge_gradients(StepReport& report) {
     }
     return;
   }
-  const double norm = measured_norm(1 / report.loss_scale);
+  const double norm = measured_norm(1 / divisor(report.loss_scale));
   report.gradient_norm = norm;
   report.clipped_norm = norm * clip_factor(norm, config_.gradient_clipping);
 }
@@ -185,7 +195,7 @@ void EngineImpl::defer(const StepReport& report, std::string kept) {
   const double clip = clip_factor(*report.gradient_norm, config_.gradient_clipping);
   Pending pending;
   pending.scalars = adam_scalars(config_.optimizer, learning_rate_, steps_,
-                                 gradient_factor(clip, report.loss_scale));
+                                 gradient_factor(clip, divisor(report.loss_scale)));
   pending.step = steps_;
   pending.commits = commits_at(steps_);
   pending.trainer = with_scaler(kept);

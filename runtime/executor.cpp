@@ -20,10 +20,10 @@ std::size_t index_of(Lane lane) { return static_cast<std::size_t>(lane); }
 
 RunnablePlans::RunnablePlans(EnginePlan plan) : engine(std::move(plan)) {
   for (const auto before : kPassKinds) {
-    if (!exists(before, engine.update_time)) continue;
+    if (!exists(before, engine.form)) continue;
     dependents_[index_of(before)] = dependents_of(engine.plan(before));
     for (const auto after : kPassKinds) {
-      if (!may_follow(before, after, engine.update_time)) continue;
+      if (!may_follow(before, after, engine.form)) continue;
       const auto& boundary = engine.between(before, after);
       waits_across_[index_of(before)][index_of(after)] =
           boundary_waits(engine.plan(after), boundary);
@@ -43,7 +43,7 @@ Executor::~Executor() { TERRACE_CHECK(owed_ == 0); }
 std::uint64_t Executor::begin(const PassOptions& options) {
   TERRACE_CHECK(can_begin());
   TERRACE_CHECK(passes_.empty() || may_follow(passes_.back().options.kind, options.kind,
-                                              context_.plans.engine.update_time));
+                                              context_.plans.engine.form));
   bad_gradient_.reset();
   Pass next;
   next.number = next_number_++;

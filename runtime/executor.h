@@ -190,6 +190,7 @@ class Executor {
   void start_commit(OpRef ref);
   void start_copy(OpRef ref);
   void start_update(OpRef ref);
+  void start_accumulate(OpRef ref);
   void start_measure(OpRef ref);
   std::vector<AdamRange> real_elements(const Operation& operation) const;
   void note_bad_gradient(OpRef ref);

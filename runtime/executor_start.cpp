@@ -28,6 +28,7 @@ bool Executor::start(OpRef ref) {
     case OpKind::upload:
     case OpKind::download: start_copy(ref); return true;
     case OpKind::update: start_update(ref); return true;
+    case OpKind::accumulate: start_accumulate(ref); return true;
     case OpKind::measure: start_measure(ref); return true;
     case OpKind::forward:
     case OpKind::backward: start_use(ref); return true;
@@ -159,6 +160,22 @@ std::vector<AdamRange> Executor::real_elements(const Operation& operation) const
   return ranges;
 }
 
+void Executor::start_accumulate(OpRef ref) {
+  const auto operands = pass(ref.pass).plan->operands_of(ref.op);
+  auto& op = state(ref);
+  op.stage = Stage::issued;
+  op.parts = 1;
+  ++owed_;
+  ++in_flight_[index_of(Lane::adam)];
+  const auto& layout = context_.layout;
+  ports_.adam.submit_addition(ticket(ref),
+                              {context_.store.address(Tier::dram, operands[0].extent),
+                               layout.dtype(operands[0].content),
+                               context_.store.address(Tier::dram, operands[1].extent),
+                               layout.dtype(operands[1].content), !reads(operands[1].access),
+                               operation(ref).elements.count});
+}
+
 void Executor::start_measure(OpRef ref) {
   const auto& measured = operation(ref);
   const auto operands = pass(ref.pass).plan->operands_of(ref.op);
@@ -166,7 +183,7 @@ void Executor::start_measure(OpRef ref) {
   op.hashes = std::make_unique<OpHashes>();
   GradientJob job;
   job.whole = {context_.store.address(Tier::dram, operands[0].extent),
-               context_.layout.model().gradient_dtype, measured.elements.count};
+               context_.layout.dtype(operands[0].content), measured.elements.count};
   job.counted = real_elements(measured);
   job.leaves = reinterpret_cast<double*>(context_.store.address(Tier::dram, operands[1].extent));
   job.first_not_finite = &op.hashes->not_finite;
@@ -197,8 +214,8 @@ void Executor::start_update(OpRef ref) {
     return context_.store.address(Tier::dram, operands[operand].extent);
   };
   AdamRun run;
-  run.whole.gradient = pointer(0, Content::gradient);
-  run.whole.gradient_dtype = context_.layout.model().gradient_dtype;
+  run.whole.gradient = pointer(0, kept_gradient(own.plan->schedule.accumulates));
+  run.whole.gradient_dtype = context_.layout.dtype(operands[0].content);
   run.whole.master_weight = reinterpret_cast<float*>(pointer(1, Content::master_weight));
   run.whole.momentum = reinterpret_cast<float*>(pointer(2, Content::momentum));
   run.whole.variance = reinterpret_cast<float*>(pointer(3, Content::variance));

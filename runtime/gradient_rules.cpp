@@ -25,8 +25,8 @@ double clip_factor(double norm, double max_norm) {
   return std::min(1.0, max_norm / (norm + kNormSlack));
 }
 
-double gradient_factor(double clip, double loss_scale) {
-  return std::max(clip / loss_scale, static_cast<double>(std::numeric_limits<float>::denorm_min()));
+double gradient_factor(double clip, double divisor) {
+  return std::max(clip / divisor, static_cast<double>(std::numeric_limits<float>::denorm_min()));
 }
 
 LossScaler::LossScaler(const LossScaleConfig& config)

@@ -17,8 +17,8 @@ double gradient_norm(std::span<const double> block_sums, double factor);
 // min(1, max_norm / (norm + 1e-6)), as PyTorch's clip_grad_norm_; 1 when max_norm is 0.
 double clip_factor(double norm, double max_norm);
 
-// What every gradient is multiplied with, positive in fp32.
-double gradient_factor(double clip, double loss_scale);
+// What every gradient is multiplied with: clip / divisor, positive in fp32.
+double gradient_factor(double clip, double divisor);
 
 // The loss scale of fp16 training. Constant, or dynamic: halved (not below `minimum`) when
 // `hysteresis` overflows were seen since it last grew or shrank, doubled after `window` steps

@@ -110,8 +110,9 @@ MemoryMap assign_homes(const ModelLayout& layout, const Placement& placement,
     for (std::size_t s = 0; s < kOptimizerStateCount; ++s) {
       builder.split(kOptimizerStates[s], layer, where.state_dram_segments[s]);
     }
-    if (options.update_time == UpdateTime::overlapped) continue;
-    builder.split(Content::gradient, layer, layout.block(layer).segments);
+    if (options.form.update_time == UpdateTime::overlapped) continue;
+    builder.split(kept_gradient(options.form.micro_batches > 1), layer,
+                  layout.block(layer).segments);
   }
   builder.place_sums();
   return builder.finish();

@@ -29,7 +29,7 @@ Extent durable_extent(const MemoryMap& map, Content state, LayerId layer, Bytes 
 
 struct HomeOptions {
   bool durable = false;  // NVMe begins with a place for every optimizer state, whatever its home
-  UpdateTime update_time = UpdateTime::overlapped;  // deferred: gradients have homes in DRAM
+  StepForm form;         // deferred updates: gradients have homes in DRAM
 };
 
 // Addresses for all homes: fills homes, resident and resident_class, and sets peak to resident.

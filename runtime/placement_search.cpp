@@ -27,6 +27,20 @@ MemoryMap assign_all(const PlannerInput& input, const Placement& placement) {
   return map;
 }
 
+// The micro-batches behind the first share its homes and shape. False when they find no place.
+bool add_closing(const PlannerInput& input, Candidate& candidate) {
+  if (input.form.micro_batches == 1) return true;
+  auto built =
+      build_plan(input.layout, schedule_of(PassKind::closing, input.layout.layers(), input.form),
+                 candidate.placement, candidate.map, candidate.shape, candidate.capacity);
+  candidate.closing = std::move(built.plan);
+  for (const Tier tier : kTiers) {
+    auto& peak = at(candidate.map.peak, tier);
+    peak = std::max(peak, at(built.high_water, tier));
+  }
+  return candidate.closing.has_value();
+}
+
 // A placement that may still be improved, and the room that is left for it.
 class Filler {
  public:
@@ -72,7 +86,7 @@ class Filler {
   // larger than it has to be.
   std::optional<Candidate> settle(Placement placement) {
     if (!fits(Tier::nvme)) return std::nullopt;
-    Candidate candidate{std::move(placement), shape_, {}, {}, {}};
+    Candidate candidate{std::move(placement), shape_, {}, {}, {}, {}};
     candidate.map = homes(candidate.placement);
     const Bytes budget = at(input_.budget, Tier::hbm);
     for (const std::uint64_t percent : {100U, 102U, 105U, 110U, 125U, 150U, 200U}) {
@@ -84,7 +98,7 @@ class Filler {
         candidate.training = std::move(*built.plan);
         candidate.map.peak = built.high_water;
         candidate.capacity = {hbm, at(input_.budget, Tier::dram), at(input_.budget, Tier::nvme)};
-        return candidate;
+        if (add_closing(input_, candidate)) return candidate;
       }
       if (wanted > budget) break;
     }
@@ -276,8 +290,9 @@ class Search {
     auto built = build_plan(input_.layout, schedule_, placement_, map, PlanShape{}, input_.budget);
     operations_ += built.operations;
     if (!built.plan) return;
-    found_ = Candidate{placement_, {}, map, std::move(*built.plan), input_.budget};
-    found_->map.peak = built.high_water;
+    Candidate candidate{placement_, {}, map, std::move(*built.plan), input_.budget, {}};
+    candidate.map.peak = built.high_water;
+    if (add_closing(input_, candidate)) found_ = std::move(candidate);
   }
 
   const PlannerInput& input_;
@@ -302,11 +317,11 @@ LayerSchedule judged_schedule(const PlannerInput& input) {
   const auto& durability = input.durability;
   const bool always = durability.two_slots && durability.commit_interval == 1;
   return schedule_of(always ? PassKind::committing : PassKind::training, input.layout.layers(),
-                     input.update_time);
+                     input.form);
 }
 
 HomeOptions home_options(const PlannerInput& input) {
-  return {input.durability.two_slots, input.update_time};
+  return {input.durability.two_slots, input.form};
 }
 
 Placement base_placement(const PlannerInput& input, Tier tier) {

@@ -14,6 +14,7 @@ struct Candidate {
   MemoryMap map;        // peak set
   StepPlan training;    // of the steps that matter most: committing when all are
   PerTier<Bytes> capacity{};  // in which it was built
+  std::optional<StepPlan> closing{};  // of the last micro-batch of several
 };
 
 // Fills the fast tiers as far as `shape` leaves room; nothing when the shape itself does not fit.

@@ -36,13 +36,26 @@ class Replay {
     if (updates) ++steps_;
     check_homes();
     if (!plan.schedule.training) return;
+    count_micro_batch(plan.schedule);
+    check_kept_gradients(kept_gradient(plan.schedule.accumulates));
+    if (!plan.schedule.last) return;
     gradients_ = pass_;
-    check_gradients();
+    check_sums();
   }
 
   std::vector<std::string> problems() { return std::move(problems_); }
 
  private:
+  void count_micro_batch(const LayerSchedule& schedule) {
+    const auto count = plans_.form.micro_batches;
+    const bool last = micro_batch_ + 1 == count;
+    if (schedule.accumulates != (count > 1) || schedule.first != (micro_batch_ == 0) ||
+        schedule.last != last) {
+      problem("a micro-batch is out of turn");
+    }
+    micro_batch_ = last ? 0 : micro_batch_ + 1;
+  }
+
   static constexpr Content kHomed[] = {Content::parameter, Content::master_weight,
                                        Content::momentum, Content::variance};
 
@@ -70,6 +83,7 @@ class Replay {
       case OpKind::forward:
       case OpKind::backward: use(operation, operands); break;
       case OpKind::update: update(plan, operation, operands); break;
+      case OpKind::accumulate: accumulate(plan, operation, operands); break;
       case OpKind::measure: measure(operation, operands); break;
       case OpKind::commit: commit(operands); break;
       default: transfer(operation, operands);
@@ -122,8 +136,8 @@ class Replay {
     for (const auto& operand : operands) {
       if (operand.tier != Tier::dram) problem("an update uses bytes outside DRAM");
       if (reads(operand.access)) {
-        expect(operand,
-               operand.content == Content::gradient ? gradients : version(operand.content));
+        const bool gradient = class_of(operand.content) == TensorClass::gradient;
+        expect(operand, gradient ? gradients : version(operand.content));
       }
       if (operand.extent.size ==
           operation.elements.count * plans_.layout.element_size(operand.content)) {
@@ -137,6 +151,27 @@ class Replay {
                      operand.data_offset);
       }
     }
+  }
+
+  // The sum's version is the pass whose gradients are its newest: none may be left out.
+  void accumulate(const StepPlan& plan, const Operation& operation,
+                  std::span<const Operand> operands) {
+    const auto whole = [&](const Operand& operand) {
+      return operand.tier == Tier::dram &&
+             operand.extent.size ==
+                 operation.elements.count * plans_.layout.element_size(operand.content);
+    };
+    if (operands.size() != 2 || operands[0].content != Content::gradient ||
+        operands[1].content != Content::accumulated_gradient || !whole(operands[0]) ||
+        !whole(operands[1]) || reads(operands[1].access) == plan.schedule.first ||
+        !writes(operands[1].access)) {
+      problem("an addition is not of one run's gradients");
+      return;
+    }
+    expect(operands[0], pass_);
+    if (reads(operands[1].access)) expect(operands[1], pass_ - 1);
+    table_.place(operands[1].tier, operands[1].extent,
+                 {operands[1].content, operands[1].layer, pass_}, operands[1].data_offset);
   }
 
   void measure(const Operation& operation, std::span<const Operand> operands) {
@@ -154,7 +189,7 @@ class Replay {
                  {Content::gradient_sum, operands[1].layer, pass_}, operands[1].data_offset);
   }
 
-  void check_gradients() {
+  void check_sums() {
     for (std::uint32_t l = 0; l < plans_.layout.layers(); ++l) {
       const auto& block = plans_.layout.block(LayerId{l});
       const Extent sums{plans_.map.gradient_sums[l].offset,
@@ -163,10 +198,15 @@ class Replay {
       const auto wrong =
           table_.mismatch(Tier::dram, sums, {Content::gradient_sum, LayerId{l}, pass_}, {});
       if (!wrong.empty()) problem("after the step, " + wrong);
-      for (const auto& piece : plans_.map.homes.of(Content::gradient, LayerId{l})) {
-        const auto lost = table_.mismatch(
-            piece.tier, piece.extent, {Content::gradient, LayerId{l}, pass_}, piece.data_offset);
-        if (!lost.empty()) problem("after the step, " + lost);
+    }
+  }
+
+  void check_kept_gradients(Content kept) {
+    for (std::uint32_t l = 0; l < plans_.layout.layers(); ++l) {
+      for (const auto& piece : plans_.map.homes.of(kept, LayerId{l})) {
+        const auto lost = table_.mismatch(piece.tier, piece.extent, {kept, LayerId{l}, pass_},
+                                          piece.data_offset);
+        if (!lost.empty()) problem("after the pass, " + lost);
       }
     }
   }
@@ -231,6 +271,7 @@ class Replay {
   std::uint64_t steps_ = 0;
   std::uint64_t made_ = 0;       // the version of parameters that layer functions must see
   std::uint64_t gradients_ = 0;  // the pass that made those that are kept
+  std::uint32_t micro_batch_ = 0;  // that comes next
   OpIndex op_ = 0;
   std::vector<std::string> problems_;
 };
@@ -258,9 +299,15 @@ std::vector<std::string> check_plans(const CheckedPlans& plans) {
       committing, committing, training, settling_committing, fresh,    settling,   evaluation};
   Replay replay(plans);
   const auto run = [&](std::span<const PassKind> kinds) {
-    for (const auto kind : kinds) replay.run(plans.plan(kind));
+    for (const auto kind : kinds) {
+      replay.run(plans.plan(kind));
+      if (!plans.plan(kind).schedule.training) continue;
+      for (std::uint32_t micro_batch = 1; micro_batch < plans.form.micro_batches; ++micro_batch) {
+        replay.run(plans.plan(kind_of(micro_batch, plans.form)));
+      }
+    }
   };
-  if (plans.update_time == UpdateTime::deferred)
+  if (plans.form.update_time == UpdateTime::deferred)
     run(kDeferred);
   else
     run(kOverlapped);

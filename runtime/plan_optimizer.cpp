@@ -107,30 +107,54 @@ void OptimizerFlow::take_gradients(LayerId layer, Extent gradient) {
   out_.buffers.release(Tier::hbm, Content::gradient, gradient);
 }
 
-// The next pass uses them, once the norm is known.
+// The next step uses them, once the norm is known.
 void OptimizerFlow::keep_gradients(LayerId layer, Extent gradient) {
+  const auto& schedule = out_.plan.schedule;
   for (const auto& run : runs_) {
     if (run.layer != layer) continue;
-    const Place home = home_of(Content::gradient, run);
-    out_.transfer(
-        OpKind::download, Content::gradient, layer, data_offset(Content::gradient, run),
-        {Tier::hbm, part(gradient, data_offset(Content::gradient, run), home.extent.size)}, home);
-    measure(run, home.extent);
+    const Extent home = home_of(kept(), run).extent;
+    if (schedule.accumulates) {
+      accumulate(run, gradient);
+    } else {
+      download(run, gradient, home);
+    }
+    if (schedule.last) measure(run, kept(), home);
   }
 }
 
-void OptimizerFlow::measure(const UpdateRun& run, Extent gradient) {
+void OptimizerFlow::download(const UpdateRun& run, Extent gradient, Extent place) {
+  const Bytes offset = data_offset(Content::gradient, run);
+  out_.transfer(OpKind::download, Content::gradient, run.layer, offset,
+                {Tier::hbm, part(gradient, offset, place.size)}, {Tier::dram, place});
+}
+
+void OptimizerFlow::accumulate(const UpdateRun& run, Extent gradient) {
+  const bool first = out_.plan.schedule.first;
+  const DType from = layout_.dtype(Content::gradient);
+  const Extent landed = out_.allocate(Tier::dram, Content::gradient,
+                                      run.elements.count * size_of(from));
+  download(run, gradient, landed);
+  out_.emit(OpKind::accumulate, run.layer,
+            {{Content::gradient, Tier::dram, Access::read, run.layer,
+              data_offset(Content::gradient, run), landed},
+             {kept(), Tier::dram, first ? Access::write : Access::read_write, run.layer,
+              data_offset(kept(), run), home_of(kept(), run).extent}},
+            {run.elements.count * addition_bytes_per_element(from, layout_.dtype(kept()), first)});
+  out_.plan.operations.back().elements = run.elements;
+  out_.retire(gradients_, shape_.gradient_window, landed);
+}
+
+void OptimizerFlow::measure(const UpdateRun& run, Content content, Extent gradient) {
   const auto leaf = [](std::uint64_t elements) {
     return Bytes{sizeof(double) * leaves_of(elements)};
   };
   const Extent sums =
       part(map_.gradient_sums[run.layer.value], leaf(run.elements.first), leaf(run.elements.count));
   out_.emit(OpKind::measure, run.layer,
-            {{Content::gradient, Tier::dram, Access::read, run.layer,
-              data_offset(Content::gradient, run), gradient},
+            {{content, Tier::dram, Access::read, run.layer, data_offset(content, run), gradient},
              {Content::gradient_sum, Tier::dram, Access::write, run.layer, leaf(run.elements.first),
               sums}},
-            updated_elements(layout_, run) * layout_.element_size(Content::gradient));
+            updated_elements(layout_, run) * layout_.element_size(content));
   out_.plan.operations.back().elements = run.elements;
 }
 
@@ -141,7 +165,7 @@ void OptimizerFlow::settle(LayerId layer, Extent parameter) {
     {
       const Pending mark(out_.plan);
       prepare_sets(updated_ + shape_.update_window);
-      update(run, home_of(Content::gradient, run).extent);
+      update(run, kept(), home_of(kept(), run).extent);
       write_back(run);
     }
     if (parameter.size.count > 0 && home_of(Content::parameter, run).tier == Tier::nvme) {
@@ -159,22 +183,20 @@ void OptimizerFlow::take_and_update(LayerId layer, Extent gradient) {
   for (; updated_ < runs_.size() && runs_[updated_].layer == layer; ++updated_) {
     prepare_sets(updated_ + shape_.update_window);
     const auto& run = runs_[updated_];
-    const Bytes offset = data_offset(Content::gradient, run);
     const Bytes size = run.elements.count * layout_.element_size(Content::gradient);
     const Extent landed = out_.allocate(Tier::dram, Content::gradient, size);
-    out_.transfer(OpKind::download, Content::gradient, layer, offset,
-                  {Tier::hbm, part(gradient, offset, size)}, {Tier::dram, landed});
-    measure(run, landed);
-    update(run, landed);
+    download(run, gradient, landed);
+    measure(run, Content::gradient, landed);
+    update(run, Content::gradient, landed);
     write_back(run);
     out_.buffers.release(Tier::dram, Content::master_weight, run.set);
     out_.retire(gradients_, shape_.gradient_window, landed);
   }
 }
 
-void OptimizerFlow::update(const UpdateRun& run, Extent gradient) {
-  std::vector<Operand> operands{{Content::gradient, Tier::dram, Access::read, run.layer,
-                                 data_offset(Content::gradient, run), gradient}};
+void OptimizerFlow::update(const UpdateRun& run, Content from, Extent gradient) {
+  std::vector<Operand> operands{
+      {from, Tier::dram, Access::read, run.layer, data_offset(from, run), gradient}};
   for (const Content content : kUpdated) {
     const Access access = content == Content::parameter ? Access::write : Access::read_write;
     const bool check =
@@ -182,7 +204,8 @@ void OptimizerFlow::update(const UpdateRun& run, Extent gradient) {
     operands.push_back({content, Tier::dram, access, run.layer, data_offset(content, run),
                         in_dram(content, run), stored_extent(content, run), check});
   }
-  out_.emit(OpKind::update, run.layer, operands, update_bytes(layout_, run));
+  out_.emit(OpKind::update, run.layer, operands,
+            update_bytes(layout_, run, layout_.dtype(from)));
   out_.plan.operations.back().elements = run.elements;
 }
 

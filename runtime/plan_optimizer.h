@@ -35,15 +35,19 @@ class OptimizerFlow {
 
   Place home_of(Content content, const UpdateRun& run) const;
   Extent in_dram(Content content, const UpdateRun& run) const;
+  Content kept() const { return kept_gradient(out_.plan.schedule.accumulates); }
+  // Brings a run's gradients down to `place`.
+  void download(const UpdateRun& run, Extent gradient, Extent place);
   Extent stored_extent(Content content, const UpdateRun& run) const;
   Bytes data_offset(Content content, const UpdateRun& run) const;
   bool commits() const;
   void prepare_sets(std::size_t end);
   void take_and_update(LayerId layer, Extent gradient);
   void keep_gradients(LayerId layer, Extent gradient);
-  void measure(const UpdateRun& run, Extent gradient);
+  void accumulate(const UpdateRun& run, Extent gradient);
+  void measure(const UpdateRun& run, Content content, Extent gradient);
   void commit();
-  void update(const UpdateRun& run, Extent gradient);
+  void update(const UpdateRun& run, Content from, Extent gradient);
   void write_back(const UpdateRun& run);
   void flush_home(Content content, const UpdateRun& run, Place home);
 

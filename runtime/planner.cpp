@@ -5,6 +5,7 @@
 
 #include "runtime/cost_model.h"
 #include "runtime/placement_search.h"
+#include "runtime/plan_forecast.h"
 #include "runtime/store_plan.h"
 #include "terrace/error.h"
 
@@ -158,14 +159,25 @@ class Planner {
     if (best_ && floor_of(candidate) > best_seconds_ * kWorthwhile) return;
     simulated_ += candidate.training.operations.size();
     add_dependencies(candidate.training);
-    const double seconds = step_seconds(candidate.training);
+    if (candidate.closing) add_dependencies(*candidate.closing);
+    const double seconds = judged_seconds(candidate);
     if (best_ && seconds > best_seconds_ * kWorthwhile) return;
     best_ = std::move(candidate);
     best_seconds_ = seconds;
   }
 
-  double step_seconds(const StepPlan& plan) const {
-    return steady_step_seconds(plan, boundary_dependencies(plan, plan), input_.speeds);
+  // Of a step, when each of its passes follows itself: what candidates are compared by.
+  double judged_seconds(const Candidate& candidate) const {
+    const auto alone = [&](const StepPlan& plan) {
+      return steady_step_seconds(plan, boundary_dependencies(plan, plan), input_.speeds);
+    };
+    const double first = alone(candidate.training);
+    if (!candidate.closing) return first;
+    return first + (input_.form.micro_batches - 1) * alone(*candidate.closing);
+  }
+
+  LayerSchedule schedule(PassKind kind) const {
+    return schedule_of(kind, input_.layout.layers(), input_.form);
   }
 
   // No step is shorter than its slowest lane.
@@ -181,56 +193,67 @@ class Planner {
 
   EnginePlan finish() {
     EnginePlan result;
-    result.placement = std::move(best_->placement);
+    result.placement = best_->placement;
     result.shape = best_->shape;
-    result.map = std::move(best_->map);
-    result.update_time = input_.update_time;
+    result.map = best_->map;
+    result.form = input_.form;
     for (const auto kind : kPassKinds) {
-      if (!exists(kind, input_.update_time)) continue;
-      result.plans[static_cast<std::size_t>(kind)] = plan_of(kind, result);
+      if (!exists(kind, input_.form)) continue;
+      result.plans[static_cast<std::size_t>(kind)] = plan_of(kind);
     }
     for (const auto before : kPassKinds) {
       for (const auto after : kPassKinds) {
-        if (!may_follow(before, after, input_.update_time)) continue;
+        if (!may_follow(before, after, input_.form)) continue;
         result.boundary[static_cast<std::size_t>(before)][static_cast<std::size_t>(after)] =
             boundary_dependencies(result.plan(before), result.plan(after));
       }
     }
-    result.forecast = forecast(result);
+    result.forecast = forecast_of(result, input_);
+    for (const Tier tier : kTiers) {
+      at(result.forecast.tiers, tier).budget = at(budget_, tier);
+    }
+    at(result.forecast.tiers, Tier::nvme).peak += overhead_;
+    result.forecast.durability.overhead = overhead_;
     return result;
   }
 
-  StepPlan plan_of(PassKind kind, const EnginePlan& plan) const {
-    const auto schedule = schedule_of(kind, input_.layout.layers(), input_.update_time);
+  StepPlan plan_of(PassKind kind) const {
     if (kind == PassKind::training || kind == PassKind::committing) {
-      return training_plan(schedule, plan);
+      return training_plan(schedule(kind));
     }
-    return lesser_plan(schedule, plan);
+    return lesser_plan(schedule(kind));
   }
 
   // Committing takes no buffers, so both kinds of step fall into the same places.
-  StepPlan training_plan(const LayerSchedule& schedule, const EnginePlan& plan) const {
+  StepPlan training_plan(const LayerSchedule& schedule) const {
     if (best_->training.schedule.commits == schedule.commits) return best_->training;
     if (schedule.commits && !input_.durability.two_slots) return best_->training;
-    auto built = build_plan(input_.layout, schedule, plan.placement, plan.map, plan.shape,
+    auto built = build_plan(input_.layout, schedule, best_->placement, best_->map, best_->shape,
                             best_->capacity);
     TERRACE_CHECK(built.plan.has_value());
     add_dependencies(*built.plan);
     return std::move(*built.plan);
   }
 
-  // A pass that does less than a training step needs less, but its buffers may fall differently:
+  // A pass that does less than a training step needs less. Its buffers may fall differently though:
   // then it runs serially.
-  StepPlan lesser_plan(const LayerSchedule& schedule, const EnginePlan& plan) const {
-    auto shape = plan.shape;
+  StepPlan lesser_plan(const LayerSchedule& schedule) const {
+    const auto& candidate = *best_;
+    auto shape = candidate.shape;
+    auto alike = build_plan(input_.layout, schedule, candidate.placement, candidate.map, shape,
+                            candidate.capacity);
+    if (alike.plan && fits(alike.high_water, candidate.map.peak)) {
+      add_dependencies(*alike.plan);
+      return std::move(*alike.plan);
+    }
     for (const auto depth : {shape.prefetch_uses, 1U, 0U}) {
       shape.prefetch_uses = std::min(depth, shape.prefetch_uses);
       if (depth == 0) {
         shape.staging_window = shape.drain_lag = 0;
         shape.update_window = 1;
       }
-      auto built =
-          build_plan(input_.layout, schedule, plan.placement, plan.map, shape, plan.map.peak);
+      auto built = build_plan(input_.layout, schedule, candidate.placement, candidate.map, shape,
+                              candidate.map.peak);
       if (!built.plan) continue;
       add_dependencies(*built.plan);
       return std::move(*built.plan);
@@ -240,50 +263,9 @@ class Planner {
     return {};
   }
 
-  Forecast forecast(const EnginePlan& plan) const {
-    Forecast result;
-    const bool always = best_->training.schedule.commits;
-    const auto& usual = plan.plan(always ? PassKind::committing : PassKind::training);
-    result.updates_deferred = input_.update_time == UpdateTime::deferred;
-    result.atomic_steps = result.updates_deferred || reversible(input_.durability);
-    result.step_seconds = best_seconds_;
-    result.lanes = lane_totals(usual, input_.speeds);
-    result.durability = durability(plan);
-    if (input_.durability.two_slots && !always) {
-      const double share = 1.0 / static_cast<double>(input_.durability.commit_interval);
-      result.step_seconds +=
-          share * (result.durability.commit_step_seconds - result.step_seconds);
-    }
-    for (const Lane lane : kLanes) {
-      if (at(result.lanes, lane).seconds > at(result.lanes, result.bottleneck).seconds) {
-        result.bottleneck = lane;
-      }
-    }
-    for (const Tier tier : kTiers) {
-      auto& entry = at(result.tiers, tier);
-      entry.budget = at(budget_, tier);
-      entry.peak = at(plan.map.peak, tier) + (tier == Tier::nvme ? overhead_ : Bytes{});
-      entry.resident = at(plan.map.resident_class, tier);
-      entry.transient = at(plan.map.peak, tier) - at(plan.map.resident, tier);
-    }
-    return result;
-  }
-
-  DurabilityForecast durability(const EnginePlan& plan) const {
-    DurabilityForecast result;
-    result.two_slots = input_.durability.two_slots;
-    if (!result.two_slots) return result;
-    result.commit_interval = input_.durability.commit_interval;
-    result.copies = plan.map.durable;
-    result.overhead = overhead_;
-    const auto& training = plan.plan(PassKind::training);
-    const auto& committing = plan.plan(PassKind::committing);
-    for (const Lane lane : {Lane::nvme_write, Lane::commit}) {
-      result.commit_bytes += at(lane_totals(committing, input_.speeds), lane).bytes -
-                             at(lane_totals(training, input_.speeds), lane).bytes;
-    }
-    result.commit_step_seconds = step_seconds(committing);
-    return result;
+  static bool fits(const PerTier<Bytes>& need, const PerTier<Bytes>& room) {
+    return std::all_of(std::begin(kTiers), std::end(kTiers),
+                       [&](Tier tier) { return at(need, tier) <= at(room, tier); });
   }
 
   // ---- refusals
@@ -422,7 +404,9 @@ class Planner {
 EnginePlan plan_engine(const PlannerInput& input) { return Planner(input).plan(); }
 
 UpdateRule update_rule(const Config& config) {
-  return {config.gradient_clipping > 0 || config.loss_scale.enabled, config.atomic_steps};
+  return {config.micro_batches,
+          config.gradient_clipping > 0 || config.loss_scale.enabled || config.micro_batches > 1,
+          config.atomic_steps};
 }
 
 bool reversible(const DurabilityInput& durability) {
@@ -430,7 +414,7 @@ bool reversible(const DurabilityInput& durability) {
 }
 
 EnginePlan plan_engine(PlannerInput input, const UpdateRule& rule) {
-  input.update_time = UpdateTime::deferred;
+  input.form = {UpdateTime::deferred, rule.micro_batches};
   if (rule.needs_all_gradients) return plan_engine(input);
   if (rule.atomic && !reversible(input.durability)) {
     try {
@@ -439,7 +423,7 @@ EnginePlan plan_engine(PlannerInput input, const UpdateRule& rule) {
       if (error.code() != ErrorCode::out_of_budget) throw;
     }
   }
-  input.update_time = UpdateTime::overlapped;
+  input.form.update_time = UpdateTime::overlapped;
   return plan_engine(input);
 }
 

@@ -31,11 +31,12 @@ struct PlannerInput {
   std::optional<std::uint64_t> sub_group_elements;  // upper bound of one update
   std::optional<std::uint64_t> prefetch_elements;   // upper bound of parameters fetched ahead
   DurabilityInput durability{};
-  UpdateTime update_time = UpdateTime::overlapped;
+  StepForm form{};
 };
 
 // What decides when updates are made.
 struct UpdateRule {
+  std::uint32_t micro_batches = 1;   // of a step; several need all gradients
   bool needs_all_gradients = false;  // for their norm or a loss scale
   bool atomic = true;                // a step that goes wrong must leave the state as it was
 };
@@ -46,7 +47,7 @@ struct EnginePlan {
   Placement placement;
   PlanShape shape;
   MemoryMap map;
-  UpdateTime update_time = UpdateTime::overlapped;
+  StepForm form;
   // By kind; those that do not exist are empty. Without two slots nothing commits, and committing
   // is as training.
   std::array<StepPlan, kPassKindCount> plans;
@@ -67,7 +68,7 @@ EnginePlan plan_engine(const PlannerInput& input);
 // Whether updates that were made too early can be undone: the last commit holds the step before.
 bool reversible(const DurabilityInput& durability);
 
-// The same, with update_time by the rule: overlapped where that is atomic or need not be, deferred
+// The same, with the form by the rule: overlapped where that is atomic or need not be, deferred
 // otherwise, and overlapped all the same when the gradients find no room.
 EnginePlan plan_engine(PlannerInput input, const UpdateRule& rule);
 

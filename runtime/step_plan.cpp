@@ -11,6 +11,7 @@ Lane lane_of(OpKind kind) {
     case OpKind::upload: return Lane::host_to_device;
     case OpKind::download: return Lane::device_to_host;
     case OpKind::update:
+    case OpKind::accumulate:
     case OpKind::measure: return Lane::adam;
     case OpKind::forward:
     case OpKind::backward: return Lane::compute;
@@ -20,8 +21,8 @@ Lane lane_of(OpKind kind) {
 }
 
 bool on_device(OpKind kind) {
-  return kind != OpKind::read && kind != OpKind::write && kind != OpKind::update &&
-         kind != OpKind::measure && kind != OpKind::commit;
+  const Lane lane = lane_of(kind);
+  return lane == Lane::host_to_device || lane == Lane::device_to_host || lane == Lane::compute;
 }
 
 const char* to_string(OpKind kind) {
@@ -31,6 +32,7 @@ const char* to_string(OpKind kind) {
     case OpKind::upload: return "upload";
     case OpKind::download: return "download";
     case OpKind::update: return "update";
+    case OpKind::accumulate: return "accumulate";
     case OpKind::measure: return "measure";
     case OpKind::forward: return "forward";
     case OpKind::backward: return "backward";

@@ -19,6 +19,7 @@ enum class OpKind : std::uint8_t {
   upload,    // DRAM → HBM
   download,  // HBM → DRAM
   update,    // Adam over a run of segments, in DRAM
+  accumulate,  // adds a run's gradients to those of the micro-batches before, in DRAM
   measure,   // sums of squares of a run's gradients, and whether all are finite, in DRAM
   forward,   // the trainer's layer function, in HBM
   backward,
@@ -93,8 +94,8 @@ struct HomePiece {
   Extent extent;
 };
 struct Homes {
-  // [content][layer] for parameter, master_weight, momentum, variance, and for gradient when
-  // updates are deferred; others have none.
+  // [content][layer] for parameter, master_weight, momentum, variance, and when updates are
+  // deferred for gradient, or accumulated_gradient with several micro-batches; others have none.
   std::array<std::vector<std::vector<HomePiece>>, kContentCount> pieces;
   std::span<const HomePiece> of(Content content, LayerId layer) const {
     return pieces[static_cast<std::size_t>(content)][layer.value];

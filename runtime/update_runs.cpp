@@ -46,9 +46,9 @@ std::uint64_t updated_elements(const ModelLayout& layout, const UpdateRun& run) 
   return elements;
 }
 
-Bytes update_bytes(const ModelLayout& layout, const UpdateRun& run) {
+Bytes update_bytes(const ModelLayout& layout, const UpdateRun& run, DType gradient) {
   return {updated_elements(layout, run) *
-          adam_bytes_per_element(layout.model().gradient_dtype, layout.model().parameter_dtype)};
+          adam_bytes_per_element(gradient, layout.model().parameter_dtype)};
 }
 
 }  // namespace terrace

@@ -24,7 +24,8 @@ std::vector<UpdateRun> list_update_runs(const ModelLayout& layout, const LayerSc
 
 // Padding between tensors apart.
 std::uint64_t updated_elements(const ModelLayout& layout, const UpdateRun& run);
-// Bytes that updating a run moves; the optimizer skips the padding between tensors.
-Bytes update_bytes(const ModelLayout& layout, const UpdateRun& run);
+// Bytes that updating a run moves, with gradients of this dtype; the optimizer skips the padding
+// between tensors.
+Bytes update_bytes(const ModelLayout& layout, const UpdateRun& run, DType gradient);
 
 }  // namespace terrace

@@ -24,8 +24,15 @@ BlockLayout lay_out(const LayerSpec& layer, std::uint64_t narrowest_bytes,
 
 }  // namespace
 
-ModelLayout::ModelLayout(const ModelSpec& model, Bytes segment) : model_(model) {
+ModelLayout::ModelLayout(const ModelSpec& model, Bytes segment, DType accumulation)
+    : model_(model), accumulation_(accumulation) {
   validate(model);
+  if (accumulation != DType::fp32 && accumulation != model.gradient_dtype) {
+    throw Error(ErrorCode::invalid_argument,
+                "gradients in " + std::string(to_string(model.gradient_dtype)) +
+                    " cannot be accumulated in " + std::string(to_string(accumulation)) +
+                    "; use fp32 or their own dtype");
+  }
   if (segment < kPage || !std::has_single_bit(segment.count) || segment > 1_GiB) {
     throw Error(ErrorCode::invalid_argument,
                 "a segment of " + std::to_string(segment.count) +
@@ -39,11 +46,12 @@ ModelLayout::ModelLayout(const ModelSpec& model, Bytes segment) : model_(model) 
   }
 }
 
-Bytes ModelLayout::element_size(Content content) const {
-  if (content == Content::parameter) return size_of(model_.parameter_dtype);
-  if (content == Content::gradient) return size_of(model_.gradient_dtype);
+DType ModelLayout::dtype(Content content) const {
+  if (content == Content::parameter) return model_.parameter_dtype;
+  if (content == Content::gradient) return model_.gradient_dtype;
+  if (content == Content::accumulated_gradient) return accumulation_;
   TERRACE_CHECK(class_of(content) == TensorClass::optimizer_state);
-  return size_of(DType::fp32);
+  return DType::fp32;
 }
 
 Bytes ModelLayout::block_size(LayerId layer, Content content) const {

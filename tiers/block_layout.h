@@ -1,9 +1,9 @@
 // Where a layer's tensors lie inside its block, and how the block is cut into segments.
 //
-// All contents of a layer that have one value per parameter (parameter, gradient, master weight,
-// momentum, variance) share one layout in elements; their bytes differ only by the element size. A
-// tensor starts at a multiple of 64 bytes, a block ends at a multiple of 4096 bytes, in the
-// narrowest of these types and therefore in all of them.
+// All contents of a layer that have one value per parameter (parameter, gradient, accumulated
+// gradient, master weight, momentum, variance) share one layout in elements; their bytes differ
+// only by the element size. A tensor starts at a multiple of 64 bytes, a block ends at a multiple
+// of 4096 bytes, in the narrowest of these types and therefore in all of them.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +36,9 @@ struct BlockLayout {
 class ModelLayout {
  public:
   // `segment` is the size of a segment's parameters: a power of two, at least one page.
-  // Throws Error(invalid_argument) for another segment size and for what validate() refuses.
-  ModelLayout(const ModelSpec& model, Bytes segment);
+  // `accumulation` is the dtype of accumulated gradients: fp32, or that of gradients.
+  // Throws Error(invalid_argument) for others and for what validate() refuses.
+  ModelLayout(const ModelSpec& model, Bytes segment, DType accumulation = DType::fp32);
 
   const ModelSpec& model() const { return model_; }
   std::size_t layers() const { return blocks_.size(); }
@@ -46,7 +47,8 @@ class ModelLayout {
   std::uint64_t segment_elements() const { return segment_elements_; }
 
   // Of one element of a per-parameter content.
-  Bytes element_size(Content content) const;
+  DType dtype(Content content) const;
+  Bytes element_size(Content content) const { return size_of(dtype(content)); }
   // Of the whole block, or of `elements` of it.
   Bytes block_size(LayerId layer, Content content) const;
   // A layer's saved input or input gradient, rounded up to pages.
@@ -64,6 +66,7 @@ class ModelLayout {
 
  private:
   ModelSpec model_;
+  DType accumulation_;
   std::uint64_t segment_elements_ = 0;
   std::vector<BlockLayout> blocks_;
 };

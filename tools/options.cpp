@@ -45,7 +45,7 @@ void ModelOptions::add(CLI::App& command) {
   command.add_option("--width", width, "model width");
   command.add_option("--heads", heads, "attention heads; must divide the width");
   command.add_option("--context", context, "bytes of one sequence");
-  command.add_option("--batch", batch, "sequences of one step");
+  command.add_option("--batch", batch, "sequences of one micro-batch");
   command.add_option("--seed", gpt.seed, "of initial values, batches and samples");
   command.add_option("--dtype", dtype, "of parameters and gradients: bf16, fp16 or fp32");
 }
@@ -73,6 +73,13 @@ gpt::GptConfig ModelOptions::config(const Config& file) const {
   result.width = width.value_or(result.width);
   result.heads = heads.value_or(result.heads);
   result.context = context.value_or(result.context);
+  if (const auto sequences = file.train_micro_batch_size) {
+    if (*sequences > ~std::uint32_t{0}) {
+      throw Error(ErrorCode::invalid_argument, "a micro-batch of " + std::to_string(*sequences) +
+                                                   " sequences is too large for this model");
+    }
+    result.batch = static_cast<std::uint32_t>(*sequences);
+  }
   result.batch = batch.value_or(result.batch);
   const DType fallback = file.parameter_dtype.value_or(DType::bf16);
   result.parameter_dtype = result.gradient_dtype = dtype ? parse_dtype(*dtype) : fallback;
@@ -84,20 +91,42 @@ void GradientOptions::add(CLI::App& command) {
   command.add_option("--clip", clip, "the largest norm of all gradients together, or none");
   command.add_option("--loss-scale", loss_scale,
                      "of fp16 training: a factor, or 0 to adapt it to the gradients (0)");
+  command
+      .add_option("--micro-batches", micro_batches,
+                  "of one step: their gradients are added up and divided by their number (1)")
+      ->check(CLI::Range(1, 1000000));
+  command.add_option("--accumulation-dtype", accumulation,
+                     "of that sum: fp32, or the dtype of the gradients (fp32)");
+}
+
+void GradientOptions::apply_clip(Config& config) const {
+  if (clip.empty()) return;
+  if (clip == "none") {
+    config.gradient_clipping = 0;
+    return;
+  }
+  char* end = nullptr;
+  const double norm = std::strtod(clip.c_str(), &end);
+  if (*end != '\0' || !(norm > 0) || !std::isfinite(norm)) {
+    throw Error(ErrorCode::invalid_argument,
+                "--clip " + clip + ": a positive norm is expected, or none");
+  }
+  config.gradient_clipping = norm;
+}
+
+void GradientOptions::apply_micro_batches(DType gradients, Config& config) const {
+  config.micro_batches = micro_batches.value_or(config.micro_batches);
+  if (accumulation) config.accumulation_dtype = parse_dtype(*accumulation);
+  if (config.accumulation_dtype == DType::fp32 || config.accumulation_dtype == gradients) return;
+  throw Error(ErrorCode::invalid_argument,
+              "--accumulation-dtype " + std::string(to_string(config.accumulation_dtype)) +
+                  " (grad_accum_dtype): gradients in " + std::string(to_string(gradients)) +
+                  " are added up in fp32 or in their own dtype");
 }
 
 void GradientOptions::apply(DType parameters, Config& config) const {
-  if (clip == "none") {
-    config.gradient_clipping = 0;
-  } else if (!clip.empty()) {
-    char* end = nullptr;
-    const double norm = std::strtod(clip.c_str(), &end);
-    if (*end != '\0' || !(norm > 0) || !std::isfinite(norm)) {
-      throw Error(ErrorCode::invalid_argument,
-                  "--clip " + clip + ": a positive norm is expected, or none");
-    }
-    config.gradient_clipping = norm;
-  }
+  apply_clip(config);
+  apply_micro_batches(parameters, config);
   config.loss_scale.enabled = parameters == DType::fp16;
   if (!loss_scale) return;
   if (!config.loss_scale.enabled) {

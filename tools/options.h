@@ -51,11 +51,17 @@ struct TierOptions {
 struct GradientOptions {
   std::string clip;  // a norm, or "none"
   std::optional<double> loss_scale;
+  std::optional<std::uint32_t> micro_batches;
+  std::optional<std::string> accumulation;  // a dtype
 
   void add(CLI::App& command);
   // Over what `config` says. Losses are scaled when parameters are fp16, and only then. Throws
   // Error(invalid_argument) naming the option.
   void apply(DType parameters, Config& config) const;
+
+ private:
+  void apply_clip(Config& config) const;
+  void apply_micro_batches(DType gradients, Config& config) const;
 };
 
 // Throws Error(invalid_argument) naming the lane that is unknown or the value that is no speed.

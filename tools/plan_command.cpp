@@ -27,7 +27,7 @@ struct PlanCommand {
     auto config = tiers.config();
     const auto gpt = model.config(config);
     gradients.apply(gpt.parameter_dtype, config);
-    const ModelLayout layout(gpt::make_model(gpt), config.segment);
+    const ModelLayout layout(gpt::make_model(gpt), config.segment, config.accumulation_dtype);
     PerTier<Bytes> budget{config.budget.hbm.value_or(80_GiB),
                           config.budget.dram.value_or(detect_topology().memory),
                           config.budget.nvme.value_or(Bytes{})};
@@ -108,13 +108,22 @@ struct PlanCommand {
     const auto count = parameter_count(layout.model());
     fmt::print(
         "model: {} parameters ({} blocks, width {}, {} heads, context {}, batch {}), state {}\n",
-        count_text(count), gpt.layers, gpt.width, gpt.heads, gpt.context, gpt.batch,
+        count_text(count), gpt.layers, gpt.width, gpt.heads, gpt.context,
+        batch_text(gpt.batch, config),
         to_string(Bytes{count * (12 + 2 * size_of(gpt.parameter_dtype).count)}));
     fmt::print("{}{}", plan_text(plan.forecast), updates_text(config, plan.forecast));
-    const double tokens = gpt.rows();
+    const double tokens = static_cast<double>(gpt.rows()) * config.micro_batches;
     fmt::print("  {:.0f} tokens/s; {} operations per step, planned in {}\n",
-               tokens / plan.forecast.step_seconds, plan.plan(PassKind::training).operations.size(),
-               duration_text(seconds));
+               tokens / plan.forecast.step_seconds, operations(plan), duration_text(seconds));
+  }
+
+  static std::uint64_t operations(const EnginePlan& plan) {
+    const auto of = [&](PassKind kind) -> std::uint64_t {
+      return plan.plan(kind).operations.size();
+    };
+    const std::uint64_t further = plan.form.micro_batches - 1;  // all but the first
+    if (further == 0) return of(PassKind::training);
+    return of(PassKind::training) + (further - 1) * of(PassKind::adding) + of(PassKind::closing);
   }
 };
 

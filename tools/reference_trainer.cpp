@@ -145,6 +145,9 @@ ReferenceTrainer::ReferenceTrainer(const GptConfig& config, const AdamOptions& o
       tensor.elements = spec.elements();
       tensor.parameter = AlignedBytes(tensor.elements * size_of(config.parameter_dtype).count);
       tensor.gradient = AlignedBytes(tensor.elements * size_of(config.gradient_dtype).count);
+      if (rules_.micro_batches > 1) {
+        tensor.sum = AlignedBytes(tensor.elements * size_of(rules_.accumulation).count);
+      }
       tensor.master_weight.resize(tensor.elements);
       tensor.momentum.assign(tensor.elements, 0.0F);
       tensor.variance.assign(tensor.elements, 0.0F);
@@ -164,10 +167,17 @@ ReferenceTrainer::ReferenceTrainer(const GptConfig& config, const AdamOptions& o
   workspace_ = AlignedBytes(workspace.count);
 }
 
-ReferenceResult ReferenceTrainer::step(const TextData::Batch& batch, double learning_rate) {
+ReferenceResult ReferenceTrainer::step(const std::vector<TextData::Batch>& micro_batches,
+                                       double learning_rate) {
   ReferenceResult result;
-  result.loss = compute_gradients(batch);
-  const double scale = loss_scale_;
+  std::vector<double> losses;
+  for (const auto& batch : micro_batches) {
+    losses.push_back(compute_gradients(batch));
+    if (rules_.micro_batches == 1) continue;
+    for (auto& tensor : tensors_) accumulate(tensor, losses.size() == 1);
+  }
+  result.loss = mean(losses);
+  const double scale = loss_scale_ * rules_.micro_batches;
   result.skipped = !all_finite();
   adapt_loss_scale(result.skipped);
   if (result.skipped) return result;
@@ -205,9 +215,27 @@ double ReferenceTrainer::compute_gradients(const TextData::Batch& batch) {
   return loss;
 }
 
+void ReferenceTrainer::accumulate(ReferenceTensor& tensor, bool first) const {
+  with_dtype(config_.gradient_dtype, tensor.gradient, [&](const auto* gradient) {
+    with_dtype(rules_.accumulation, tensor.sum, [&](auto* sum) {
+      for (std::uint64_t i = 0; i < tensor.elements; ++i) {
+        store(first ? load(gradient[i]) : load(sum[i]) + load(gradient[i]), sum[i]);
+      }
+    });
+  });
+}
+
+DType ReferenceTrainer::kept_dtype() const {
+  return rules_.micro_batches > 1 ? rules_.accumulation : config_.gradient_dtype;
+}
+
+const AlignedBytes& ReferenceTrainer::kept(const ReferenceTensor& tensor) const {
+  return rules_.micro_batches > 1 ? tensor.sum : tensor.gradient;
+}
+
 bool ReferenceTrainer::all_finite() const {
   for (const auto& tensor : tensors_) {
-    const bool finite = with_dtype(config_.gradient_dtype, tensor.gradient, [&](auto* gradient) {
+    const bool finite = with_dtype(kept_dtype(), kept(tensor), [&](auto* gradient) {
       return std::all_of(gradient, gradient + tensor.elements,
                          [](auto value) { return std::isfinite(load(value)); });
     });
@@ -234,7 +262,7 @@ double ReferenceTrainer::layer_sum(std::size_t layer) const {
     const std::uint64_t first = round_up(end, 64 / narrowest.count);
     end = first + tensor.elements;
     leaves.resize((end + kLeaf - 1) / kLeaf, Leaf{});
-    with_dtype(config_.gradient_dtype, tensor.gradient, [&](auto* gradient) {
+    with_dtype(kept_dtype(), kept(tensor), [&](auto* gradient) {
       add_squares(gradient, tensor.elements, first, leaves);
     });
   }
@@ -260,7 +288,7 @@ void ReferenceTrainer::adapt_loss_scale(bool overflow) {
 
 void ReferenceTrainer::update(ReferenceTensor& tensor, double learning_rate, double factor) const {
   const Factors f = factors(options_, learning_rate, steps_, factor);
-  with_dtype(config_.gradient_dtype, tensor.gradient, [&](const auto* gradient) {
+  with_dtype(kept_dtype(), kept(tensor), [&](const auto* gradient) {
     with_dtype(config_.parameter_dtype, tensor.parameter,
                [&](auto* parameter) { update_elements(f, tensor, gradient, parameter); });
   });

@@ -36,7 +36,8 @@ struct ReferenceTensor {
   std::string name;
   std::uint64_t elements = 0;
   AlignedBytes parameter;  // in the parameter dtype
-  AlignedBytes gradient;   // in the gradient dtype
+  AlignedBytes gradient;   // of one micro-batch, in the gradient dtype
+  AlignedBytes sum;        // of several, in the dtype of accumulation
   std::vector<float> master_weight;
   std::vector<float> momentum;
   std::vector<float> variance;
@@ -46,6 +47,8 @@ struct ReferenceTensor {
 struct ReferenceGradients {
   double clip_norm = 0;  // 0: not clipped
   LossScaleConfig loss_scale;
+  std::uint32_t micro_batches = 1;  // of a step
+  DType accumulation = DType::fp32;
 };
 
 struct ReferenceResult {
@@ -60,7 +63,7 @@ class ReferenceTrainer {
   ReferenceTrainer(const GptConfig& config, const AdamOptions& options,
                    const ReferenceGradients& gradients = {});
 
-  ReferenceResult step(const TextData::Batch& batch, double learning_rate);
+  ReferenceResult step(const std::vector<TextData::Batch>& micro_batches, double learning_rate);
 
   double loss_scale() const { return loss_scale_; }  // of the next step
   std::uint64_t steps() const { return steps_; }     // that were not skipped
@@ -69,6 +72,10 @@ class ReferenceTrainer {
 
  private:
   double compute_gradients(const TextData::Batch& batch);  // the loss
+  void accumulate(ReferenceTensor& tensor, bool first) const;
+  // What the update is made from.
+  DType kept_dtype() const;
+  const AlignedBytes& kept(const ReferenceTensor& tensor) const;
   bool all_finite() const;
   double norm() const;
   double layer_sum(std::size_t layer) const;

@@ -48,6 +48,12 @@ std::string durability_text(const DurabilityForecast& durability, double step_se
       duration_text(step_seconds));
 }
 
+std::string batch_text(std::uint32_t batch, const Config& config) {
+  if (config.micro_batches == 1) return std::to_string(batch);
+  return fmt::format("{} x {} summed in {}", config.micro_batches, batch,
+                     to_string(config.accumulation_dtype));
+}
+
 std::string updates_text(const Config& config, const Forecast& forecast) {
   if (!forecast.updates_deferred) {
     return fmt::format("  updates: in the step's own backward, layer by layer\n"
@@ -64,6 +70,7 @@ std::string updates_text(const Config& config, const Forecast& forecast) {
     add(scale.constant > 0 ? fmt::format("the loss scale {}", scale.constant)
                            : "the dynamic loss scale");
   }
+  if (config.micro_batches > 1) add(fmt::format("{} micro-batches", config.micro_batches));
   if (why.empty()) add("steps that are skipped whole: not every step commits");
   const auto& dram = at(forecast.tiers, Tier::dram);
   return fmt::format("  updates: in the next step's forward, for {}\n"

@@ -13,6 +13,9 @@ namespace terrace::cli {
 // Budgets, reserved bytes by class, bytes and floor of every lane, forecast step and bottleneck.
 std::string plan_text(const Forecast& forecast);
 
+// A step's sequences: "8", or "4 x 8 summed in fp32".
+std::string batch_text(std::uint32_t batch, const Config& config);
+
 // When updates are made, and why then.
 std::string updates_text(const Config& config, const Forecast& forecast);
 

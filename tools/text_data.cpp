@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
 #include <optional>
 
 #include "terrace/error.h"
@@ -91,11 +92,11 @@ void TextData::require_context(std::uint32_t context) const {
                   std::to_string(context + 1) + "; use a shorter --context or more data");
 }
 
-TextData::Batch TextData::batch(const GptConfig& config, std::uint64_t step) const {
+TextData::Batch TextData::batch(const GptConfig& config, std::uint64_t number) const {
   require_context(config.context);
   Batch result;
   const std::uint64_t starts = text_.size() - config.context;
-  const std::uint64_t stream = mix(config.seed, step);
+  const std::uint64_t stream = mix(config.seed, number);
   for (std::uint32_t row = 0; row < config.batch; ++row) {
     const std::uint64_t first = mix(stream, row) % starts;
     for (std::uint64_t t = first; t < first + config.context; ++t) {
@@ -104,6 +105,19 @@ TextData::Batch TextData::batch(const GptConfig& config, std::uint64_t step) con
     }
   }
   return result;
+}
+
+std::vector<TextData::Batch> TextData::step(const GptConfig& config, std::uint64_t number,
+                                            std::uint32_t micro_batches) const {
+  std::vector<Batch> batches;
+  for (std::uint64_t m = 1; m <= micro_batches; ++m) {
+    batches.push_back(batch(config, (number - 1) * micro_batches + m));
+  }
+  return batches;
+}
+
+double mean(const std::vector<double>& losses) {
+  return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
 }
 
 std::uint64_t TextData::hash() const { return XXH3_64bits(text_.data(), text_.size()); }

@@ -24,8 +24,11 @@ class TextData {
     std::vector<std::int32_t> inputs;   // [batch, context]
     std::vector<std::int32_t> targets;  // [batch, context]: the bytes that follow
   };
-  // Depends on (config.seed, step) alone. Throws like require_context().
-  Batch batch(const GptConfig& config, std::uint64_t step) const;
+  // The n-th one. Depends on (config.seed, number) alone. Throws like require_context().
+  Batch batch(const GptConfig& config, std::uint64_t number) const;
+  // Those of the n-th step, counted from 1, when each has `micro_batches` of them.
+  std::vector<Batch> step(const GptConfig& config, std::uint64_t number,
+                          std::uint32_t micro_batches) const;
 
   // Bits per byte of the best guess that ignores the past.
   double order0_entropy() const;
@@ -41,5 +44,8 @@ class TextData {
   std::string text_;
   std::uint64_t files_ = 0;
 };
+
+// Of the losses of equally large micro-batches.
+double mean(const std::vector<double>& losses);
 
 }  // namespace terrace::gpt

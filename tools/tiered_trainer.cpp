@@ -64,15 +64,26 @@ TieredTrainer::TieredTrainer(const GptConfig& config, const Config& engine, Engi
     : config_(config),
       engine_(engine, make_model(config), make_initializer(config), std::move(ports)) {}
 
-TieredTrainer::Result TieredTrainer::step(const TextData::Batch& batch, double learning_rate,
-                                          const Keep& keep) {
+TieredTrainer::Result TieredTrainer::step(const std::vector<TextData::Batch>& micro_batches,
+                                          double learning_rate, const Keep& keep) {
   Result result;
+  std::vector<double> losses(micro_batches.size());
   auto step = engine_.begin_step({learning_rate});
+  for (std::size_t m = 0; m < losses.size(); ++m) enqueue(step, micro_batches[m], losses[m]);
+  const auto kept = [&](const StepReport&) {
+    result.loss = mean(losses);
+    return keep ? keep(result.loss) : std::string{};
+  };
+  result.report = step.finish(kept);
+  return result;
+}
+
+void TieredTrainer::enqueue(Step& step, const TextData::Batch& batch, double& loss) {
   const auto run = [&](LayerView& view, auto function) {
     const auto l = view.layer().value;
     auto b = buffers_of(view, engine_.model().layers[l].tensors.size());
     b.targets = batch.targets.data();
-    b.loss = &result.loss;
+    b.loss = &loss;
     b.loss_scale = static_cast<float>(step.loss_scale());
     view.launch([&config = config_, &batch, function, l, b] {
       if (l == 0)
@@ -89,9 +100,6 @@ TieredTrainer::Result TieredTrainer::step(const TextData::Batch& batch, double l
     run(view, backward);
     view.submit_gradients();
   }
-  const auto kept = [&](const StepReport&) { return keep ? keep(result.loss) : std::string{}; };
-  result.report = step.finish(kept);
-  return result;
 }
 
 std::vector<float> TieredTrainer::next_logits(const std::vector<std::int32_t>& tokens) {

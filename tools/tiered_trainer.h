@@ -19,11 +19,13 @@ class TieredTrainer {
 
   struct Result {
     StepReport report;
-    double loss = 0;  // mean cross-entropy in nats, unscaled
+    double loss = 0;  // mean cross-entropy in nats, unscaled, over all micro-batches
   };
   // keep(loss) is what a commit of this step keeps; see Step::finish().
   using Keep = std::function<std::string(double loss)>;
-  Result step(const TextData::Batch& batch, double learning_rate, const Keep& keep = {});
+  // As many micro-batches as the engine's configuration says.
+  Result step(const std::vector<TextData::Batch>& micro_batches, double learning_rate,
+              const Keep& keep = {});
 
   // The logits [256] that follow `tokens`, of which the last context's worth is used.
   std::vector<float> next_logits(const std::vector<std::int32_t>& tokens);
@@ -32,6 +34,9 @@ class TieredTrainer {
   const GptConfig& config() const { return config_; }
 
  private:
+  // Forward and backward of one micro-batch, enqueued; its loss comes with them.
+  void enqueue(Step& step, const TextData::Batch& batch, double& loss);
+
   const GptConfig config_;
   Engine engine_;
 };

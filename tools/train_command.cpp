@@ -72,7 +72,8 @@ class TrainRun {
     if (options_.verify) {
       reference_ = std::make_unique<ReferenceTrainer>(
           gpt_, config_.optimizer,
-          gpt::ReferenceGradients{config_.gradient_clipping, config_.loss_scale});
+          gpt::ReferenceGradients{config_.gradient_clipping, config_.loss_scale,
+                                  config_.micro_batches, config_.accumulation_dtype});
     }
     introduce(engine);
     take_over(engine);
@@ -92,7 +93,7 @@ class TrainRun {
   std::vector<std::pair<std::string, std::string>> identity() const {
     return {{"model", fmt::format("gpt of {} blocks, width {}, {} heads, context {}", gpt_.layers,
                                   gpt_.width, gpt_.heads, gpt_.context)},
-            {"batch", std::to_string(gpt_.batch)},
+            {"batch", batch_text(gpt_.batch, config_)},
             {"seed", std::to_string(gpt_.seed)},
             {"data", fmt::format("{} bytes, hash {:016x}", data_.bytes(), data_.hash())}};
   }
@@ -108,7 +109,7 @@ class TrainRun {
     fmt::print(
         "model: {} parameters, state {} ({} blocks, width {}, {} heads, context {}, batch {})\n",
         count_text(parameter_count(engine.model())), to_string(Bytes{state_bytes()}), gpt_.layers,
-        gpt_.width, gpt_.heads, gpt_.context, gpt_.batch);
+        gpt_.width, gpt_.heads, gpt_.context, batch_text(gpt_.batch, config_));
     fmt::print("data: {} bytes in {} files, order-0 entropy {:.3f} bits per byte\n", data_.bytes(),
                data_.files(), data_.order0_entropy());
     fmt::print("I/O: {}, {}{}\n", stats.io.engine,
@@ -142,7 +143,15 @@ class TrainRun {
     if (!reference_) return;
     fmt::print("repeating {} steps in memory to verify ...\n", first_);
     std::fflush(stdout);
-    for (std::uint64_t b = 1; b <= batches_; ++b) reference_->step(data_.batch(gpt_, b), rate_);
+    for (std::uint64_t b = 1; b <= batches_; ++b) reference_->step(data_of(b), rate_);
+  }
+
+  std::uint64_t tokens_per_step() const {
+    return std::uint64_t{gpt_.rows()} * config_.micro_batches;
+  }
+
+  std::vector<gpt::TextData::Batch> data_of(std::uint64_t step) const {
+    return data_.step(gpt_, step, config_.micro_batches);
   }
 
   // The losses that the summary is made of, and how many batches were used.
@@ -160,9 +169,9 @@ class TrainRun {
 
   void train(TieredTrainer& trainer) {
     const Interrupt interrupt;
-    Progress progress(options_.steps, gpt_.rows(), first_);
+    Progress progress(options_.steps, tokens_per_step(), first_);
     while (trainer.engine().steps() < options_.steps && Interrupt::signal() == 0) {
-      const auto batch = data_.batch(gpt_, ++batches_);
+      const auto batch = data_of(++batches_);
       const auto begin = std::chrono::steady_clock::now();
       const auto result = trainer.step(batch, rate_, [&](double loss) { return keep_with(loss); });
       const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
@@ -283,7 +292,7 @@ class TrainRun {
           "  loss {:.3f} bits per byte over the last {} steps (order-0 entropy {:.3f}); "
           "{:.0f} tokens/s; stalled {}\n",
           recent_loss(), std::min(kRecentSteps, losses_.size()), data_.order0_entropy(),
-          gpt_.rows() / mean_step(), duration_text(stall_seconds_));
+          static_cast<double>(tokens_per_step()) / mean_step(), duration_text(stall_seconds_));
     }
     hash_ = gpt::state_hash(engine);
     fmt::print("state hash: {}\n", hash_);
@@ -318,6 +327,7 @@ class TrainRun {
     nlohmann::json out;
     const auto& forecast = engine.forecast();
     out["parameters"] = parameter_count(engine.model());
+    out["micro_batches"] = config_.micro_batches;
     out["state_bytes"] = state_bytes();
     out["steps"] = engine.steps();
     out["resumed_from"] = nullptr;

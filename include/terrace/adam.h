@@ -125,6 +125,26 @@ inline constexpr std::uint64_t kGradientLeaf = 1024;  // elements
 // the sums of both parts added. No leaves: 0.
 double sum_of_leaves(std::span<const double> leaves);
 
+// Adds gradients of a micro-batch to those of the ones before it, in fp32, rounded to the dtype of
+// the sum.
+struct GradientAddition {
+  const void* gradient = nullptr;
+  DType gradient_dtype = DType::fp32;
+  void* sum = nullptr;             // in and out; does not overlap the gradient
+  DType sum_dtype = DType::fp32;   // fp32, or the gradient's
+  bool first = false;              // the sum becomes the gradient, whatever it held
+  std::uint64_t elements = 0;      // any number, any alignment of the element type
+};
+
+// On the calling thread. A NaN becomes the one that an update would store.
+// Throws Error(invalid_argument) naming the dtype that a sum of such gradients cannot have.
+void add_gradients(const GradientAddition& addition);
+
+// Bytes that it moves: the gradient and the sum read, the sum written.
+constexpr std::uint64_t addition_bytes_per_element(DType gradient, DType sum, bool first) {
+  return size_of(gradient).count + (first ? 1 : 2) * size_of(sum).count;
+}
+
 // The instruction sets that this CPU can run, best first, and the one in use ("AVX3", "AVX2", ...).
 std::vector<std::string> adam_instruction_sets();
 std::string adam_instruction_set();
@@ -181,7 +201,8 @@ constexpr std::uint64_t leaves_of(std::uint64_t elements) {
 
 // Works on worker threads: on one job after the other, each cut over all workers.
 // Each job is completed exactly once and without error. Completion.bytes is adam_bytes_per_element
-// for each updated element of a run, the bytes of the counted gradients, the size of a hash job.
+// for each updated element of a run, addition_bytes_per_element for each element of an addition,
+// the bytes of the counted gradients, the size of a hash job.
 // What a job wrote, hashes included, is visible to the thread that polled its completion; until
 // then its memory belongs to the pool. Jobs without meaning (ranges outside the run, a tile of 0, a
 // group that is not there) throw Error(invalid_argument).
@@ -194,6 +215,7 @@ class AdamPool {
   virtual void submit(Ticket ticket, std::vector<AdamScalars> groups,
                       std::vector<AdamRun> runs) = 0;
   virtual void submit_gradients(Ticket ticket, GradientJob job) = 0;
+  virtual void submit_addition(Ticket ticket, const GradientAddition& addition) = 0;
   virtual void submit_hash(Ticket ticket, const HashJob& job) = 0;
 
   void submit(Ticket ticket, const AdamScalars& scalars, AdamRun run);
@@ -211,7 +233,7 @@ class AdamPool {
 
 struct AdamPoolOptions {
   int threads = 0;        // 0: cores / ranks_on_node, at least one
-  // An emulated speed of updates and of reading gradients, over Completion.bytes; 0: unbounded.
+  // An emulated speed of all but hashing, over Completion.bytes; 0: unbounded.
   double gb_s = 0;
   int ranks_on_node = 1;  // how many processes share the cores
   // The cores: the workers stay on these CPUs, those of the NUMA node that holds the arrays for

@@ -110,6 +110,10 @@ struct Config {
   // clipped. With a norm or a loss scale, a step's updates are made in the next one's forward.
   double gradient_clipping = 0;
   LossScaleConfig loss_scale;
+  // Forward and backward passes of a step; their gradients are added up and divided by this number.
+  // With more than one, updates are made in the next step's first forward, as with a norm.
+  std::uint32_t micro_batches = 1;
+  DType accumulation_dtype = DType::fp32;  // of the sums; or the gradient's
   // A step with a gradient that is not finite, or that is abandoned, leaves the state as it was.
   // That costs nothing with two slots and a commit at every step; otherwise updates are deferred as
   // with a norm, if the gradients find room in RAM. False: updates are never deferred for it.

@@ -2,9 +2,11 @@
 //
 //   terrace::Engine engine(config, model, initializer);
 //   auto step = engine.begin_step({.learning_rate = rate});
-//   for (LayerId l : forward order)  { auto layer = step.forward(l);  enqueue work; }
-//   for (LayerId l : backward order) { auto layer = step.backward(l); enqueue work;
-//                                      layer.submit_gradients(); }
+//   for each micro-batch {
+//     for (LayerId l : forward order)  { auto layer = step.forward(l);  enqueue work; }
+//     for (LayerId l : backward order) { auto layer = step.backward(l); enqueue work;
+//                                        layer.submit_gradients(); }
+//   }
 //   StepReport report = step.finish();
 #pragma once
 
@@ -40,7 +42,8 @@ struct StepReport {
   bool skipped = false;
   std::string bad_tensor;
   std::uint64_t bad_index = 0;          // of its elements
-  // Of all gradients, unscaled, before and after clipping; absent when the step is skipped.
+  // Of all gradients, unscaled and the mean over micro-batches, before and after clipping; absent
+  // when the step is skipped.
   std::optional<double> gradient_norm;
   std::optional<double> clipped_norm;
   double loss_scale = 1;                // that this step's gradients were taken with
@@ -97,7 +100,8 @@ class LayerView {
 };
 
 // One training step, or one evaluation pass. Layers are visited in ModelSpec order, forward, then
-// (training) in reverse; anything else throws Error(invalid_argument) and leaves the step usable.
+// (training) in reverse, and all that once for each of Config::micro_batches; anything else throws
+// Error(invalid_argument) and leaves the step usable.
 // Only one step or pass may be alive, and none may outlive its engine. Destroying one that is not
 // finished cancels it and waits for the work on the compute stream. The engine's state is then as
 // before and the engine goes on: always where updates are deferred (Config::gradient_clipping), and
@@ -113,7 +117,8 @@ class Step {
   // Blocks the host only until the layer's uploads are enqueued.
   LayerView forward(LayerId layer);
   LayerView backward(LayerId layer);
-  // What the trainer multiplies its loss with; 1 without LossScaleConfig.
+  // What the trainer multiplies its loss with, the mean over one micro-batch; 1 without
+  // LossScaleConfig.
   double loss_scale() const;
   // Waits until every update of this step is done, or, where they are deferred, until every
   // gradient is there and measured. Updates that are deferred, writes to NVMe, and the commit when

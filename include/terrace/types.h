@@ -84,8 +84,9 @@ enum class Content : std::uint8_t {
   activation_gradient,  // the loss's gradient with respect to a layer's input
   workspace,            // scratch of one layer function; holds nothing between uses
   gradient_sum,         // sums of squares of kGradientLeaf gradients each (double), for the norm
+  accumulated_gradient, // the sum of a step's micro-batches (fp32 or gradient dtype)
 };
-inline constexpr std::size_t kContentCount = 9;
+inline constexpr std::size_t kContentCount = 10;
 inline constexpr Content kOptimizerStates[] = {Content::master_weight, Content::momentum,
                                                Content::variance};
 inline constexpr std::size_t kOptimizerStateCount = 3;
@@ -95,7 +96,8 @@ constexpr TensorClass class_of(Content content) {
   switch (content) {
     case Content::parameter: return TensorClass::parameter;
     case Content::gradient:
-    case Content::gradient_sum: return TensorClass::gradient;
+    case Content::gradient_sum:
+    case Content::accumulated_gradient: return TensorClass::gradient;
     case Content::master_weight:
     case Content::momentum:
     case Content::variance: return TensorClass::optimizer_state;

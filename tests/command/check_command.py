@@ -156,6 +156,52 @@ def results():
         expect(result.returncode == 0 and "bottleneck" in result.stdout, "plan", result)
 
 
+def micro_batches():
+    """Accumulated gradients: the same bits as in memory, over tiers and a resume."""
+    with Place() as place:
+        out = os.path.join(place.path, "out.json")
+        config = os.path.join(place.path, "config.json")
+        with open(config, "w") as file:
+            json.dump({"train_batch_size": 6, "gradient_accumulation_steps": 3,
+                       "gradient_clipping": 1.0, "data_types": {"grad_accum_dtype": "bf16"}}, file)
+
+        def command(*arguments):
+            return [TERRACE, "train", *SMALL, "--data", place.data, "--nvme", place.drive,
+                    *arguments]
+
+        def train(*arguments):
+            result = run(command("--verify", "--json", out, *arguments))
+            expect(result.returncode == 0, "training must succeed", result)
+            expect("identical to in-memory training: yes" in result.stdout, "identical", result)
+            with open(out) as file:
+                return json.load(file), result
+
+        hashes = {}
+        for rules, text in [(["--micro-batches", "3"], "batch 3 x 2 summed in fp32"),
+                            (["--micro-batches", "2", "--dtype", "fp16", "--accumulation-dtype",
+                              "fp16"], "batch 2 x 2 summed in fp16"),
+                            (["--config", config], "batch 3 x 2 summed in bf16")]:
+            for budget in [[], ["--dram", "1MiB", "--hbm", "640KiB"]]:
+                got, result = train("--steps", "6", "--discard", *rules, *budget)
+                expect(text in result.stdout, text, result)
+                expect("micro-batches" in result.stdout and got["micro_batches"] in [2, 3],
+                       "told", result)
+                hashes.setdefault(tuple(rules), set()).add(got["state_hash"])
+            half = train("--steps", "3", "--discard", *rules)[0]
+            rest = train("--steps", "6", "--resume", *rules, *budget)[0]
+            expect(half["steps"] == 3 and rest["resumed_from"] == 3, "resumed")
+            hashes[tuple(rules)].add(rest["state_hash"])
+        other = run(command("--steps", "9", "--resume", "--micro-batches", "5"))
+        expect(other.returncode == 2 and "5 x 2" in other.stderr, "another batch", other)
+        expect(all(len(found) == 1 for found in hashes.values()), f"the same bits: {hashes}")
+        expect(len(hashes) == len(set.union(*hashes.values())), f"different rules: {hashes}")
+        for wrong, words in [(["--micro-batches", "0"], "1 to 1000000"),
+                             (["--accumulation-dtype", "fp16"], "fp32 or in their own"),
+                             (["--accumulation-dtype", "int4"], "int4")]:
+            result = run(command("--steps", "1", "--discard", *wrong))
+            expect(result.returncode != 0 and words in result.stderr, f"{wrong} refused", result)
+
+
 def gradients():
     """Clipping and loss scaling: the same bits as in memory, on every tier."""
     with Place() as place:
@@ -300,6 +346,7 @@ def interruption():
             expect(json.load(file)["steps"] >= 1, "the steps so far are in the JSON")
 
 
-{"bad_input": bad_input, "results": results, "gradients": gradients, "limits": limits,
+{"bad_input": bad_input, "results": results, "gradients": gradients,
+ "micro_batches": micro_batches, "limits": limits,
  "interruption": interruption}[sys.argv[2]]()
 print("ok")

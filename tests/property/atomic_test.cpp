@@ -19,6 +19,8 @@ struct Way {
   std::uint32_t slots = 2;
   std::uint64_t commit_interval = 1;
   bool deferred = false;  // expected
+  std::uint32_t micro_batches = 1;
+  DType accumulation = DType::fp32;
 };
 
 const Way kWays[] = {
@@ -27,6 +29,8 @@ const Way kWays[] = {
     {"deferred_between_commits", 0, {}, 2, 3, true},
     {"clipped", 0.01, {}, 2, 1, true},
     {"scaled", 0, {true, 0, 8, 1000, 1, 1}, 2, 2, true},
+    {"accumulated", 0.01, {}, 2, 1, true, 3},
+    {"accumulated_narrow", 0, {true, 0, 8, 1000, 1, 1}, 2, 2, true, 2, DType::bf16},
 };
 
 struct Homes {
@@ -59,12 +63,16 @@ Config config_of(const Way& way, const Homes& homes, const Directory& directory)
   config.loss_scale = way.scale;
   config.store.slots = way.slots;
   config.store.commit_interval = way.commit_interval;
+  config.micro_batches = way.micro_batches;
+  config.accumulation_dtype = way.accumulation;
   config.placement = {homes.parameter, homes.states, homes.states, homes.states, {}};
   return config;
 }
 
 TEST_P(Atomic, OneBadValueAnywhereChangesNothing) {
   const auto& [way, homes] = GetParam();
+  mlp_.micro_batches = way.micro_batches;
+  mlp_.accumulation = way.accumulation;
   const Directory directory("atomic");
   const Config config = config_of(way, homes, directory);
   EnginePorts ports;
@@ -80,6 +88,7 @@ TEST_P(Atomic, OneBadValueAnywhereChangesNothing) {
     BadValue bad{turn / 2, 0, values[turn % 3], turn % 2 == 1};
     const auto& tensor = spec.layers[bad.layer].tensors[turn % 2];
     bad.weight = turn < 3 ? 0 : tensor.elements() - 1;
+    bad.micro_batch = turn % way.micro_batches;
     SCOPED_TRACE(tensor.name);
     const auto report = train_step(engine, mlp_, 0.01, step + 1, {}, bad);
     EXPECT_TRUE(report.skipped);

@@ -27,7 +27,7 @@ EnginePorts quick() {
 }
 
 bool defers(const Config& config) {
-  return config.gradient_clipping > 0 || config.loss_scale.enabled;
+  return update_rule(config).needs_all_gradients;
 }
 
 // The smallest budget of a tier, in whole pages, that the planner takes with the others as they
@@ -41,7 +41,8 @@ Bytes smallest(const Config& config, const ModelLayout& layout, PerTier<Bytes> b
     try {
       plan_engine({layout, budget, config.placement, Speeds{}, 1, 0,
                    {config.store.slots == 2, config.store.commit_interval, {1}, {}, false},
-                   defers(config) ? UpdateTime::deferred : UpdateTime::overlapped});
+                   {defers(config) ? UpdateTime::deferred : UpdateTime::overlapped,
+                    config.micro_batches}});
       taken = middle;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::out_of_budget) << error.what();
@@ -57,7 +58,7 @@ void choose_budgets(Config& config, const Mlp& mlp, Random& random) {
   config.budget.dram = 64_MiB;
   const auto size = pick(random, 0, 2);
   if (size == 2) return;
-  const ModelLayout layout(mlp.spec(), config.segment);
+  const ModelLayout layout(mlp.spec(), config.segment, config.accumulation_dtype);
   PerTier<Bytes> budget{64_MiB, 64_MiB, 1_GiB};
   config.budget.dram = at(budget, Tier::dram) = smallest(config, layout, budget, Tier::dram);
   config.budget.hbm = smallest(config, layout, budget, Tier::hbm);
@@ -73,7 +74,8 @@ void skip_now_and_then(Engine& engine, const Config& config, const Mlp& mlp, dou
   const auto layer = static_cast<std::uint32_t>(pick(random, 0, mlp.layers() - 1));
   const std::size_t weights = std::size_t{mlp.widths[layer]} * mlp.widths[layer + 1];
   const BadValue bad{layer, pick(random, 0, weights - 1),
-                    pick(random, 0, 1) == 0 ? INFINITY : NAN};
+                    pick(random, 0, 1) == 0 ? INFINITY : NAN, false,
+                    static_cast<std::uint32_t>(pick(random, 0, mlp.micro_batches - 1))};
   const auto report = train_step(engine, mlp, rate, s, {}, bad);
   EXPECT_TRUE(report.skipped);
   EXPECT_EQ(report.step, s - 1);
@@ -146,6 +148,10 @@ TEST_P(Oracle, TieredTrainingEqualsPlainTraining) {
     }
     if (pick(random, 0, 2) == 0) {
       config.loss_scale = {true, pick(random, 0, 1) == 0 ? 128.0 : 0, 6, 2, 1, 0.5};
+    }
+    if (pick(random, 0, 2) == 0) {
+      config.micro_batches = mlp.micro_batches = static_cast<std::uint32_t>(pick(random, 2, 5));
+      if (pick(random, 0, 1) == 0) config.accumulation_dtype = mlp.accumulation = mlp.dtype;
     }
     Plain plain(mlp, config.optimizer);
     choose_budgets(config, mlp, random);

@@ -55,11 +55,11 @@ PerTier<Bytes> generous() { return {1_GiB, 1_GiB, 1_GiB}; }
 
 void expect_sound(const PlannerInput& input, const EnginePlan& plan) {
   const auto wrong = check_plans(
-      {input.layout, plan.map, input.budget, plan.update_time, plan.plans});
+      {input.layout, plan.map, input.budget, plan.form, plan.plans});
   for (const auto& text : wrong) ADD_FAILURE() << text;
   for (const auto before : kPassKinds) {
     for (const auto after : kPassKinds) {
-      if (!may_follow(before, after, plan.update_time)) continue;
+      if (!may_follow(before, after, plan.form)) continue;
       const auto& previous = plan.plan(before);
       const auto& next = plan.plan(after);
       if (previous.operations.size() + next.operations.size() > 1500) continue;
@@ -89,7 +89,8 @@ TEST(Planner, EmitsSoundPlansOrRefuses) {
     SCOPED_TRACE("seed " + std::to_string(seed) + " trial " + std::to_string(trial));
     Random random(seed + static_cast<std::uint64_t>(trial));
     const auto model = random_model(random, 5, 30000);
-    const ModelLayout layout(model, Bytes{4096ULL << pick(random, 0, 3)});
+    const ModelLayout layout(model, Bytes{4096ULL << pick(random, 0, 3)},
+                             pick(random, 0, 1) == 0 ? DType::fp32 : model.gradient_dtype);
     PlannerInput input{layout, generous(), {}, {}, {}, {}};
     const auto free_plan = plan_engine(input);
     auto full = free_plan.map.peak;
@@ -100,7 +101,9 @@ TEST(Planner, EmitsSoundPlansOrRefuses) {
     input.durability.commit_interval = pick(random, 1, 2);
     input.durability.weights.resize(pick(random, 1, 3), 500);
     if (pick(random, 0, 3) == 0) input.prefetch_elements = pick(random, 0, 60000);
-    if (pick(random, 0, 1) == 0) input.update_time = UpdateTime::deferred;
+    if (pick(random, 0, 1) == 0) {
+      input.form = {UpdateTime::deferred, static_cast<std::uint32_t>(pick(random, 1, 4))};
+    }
     try {
       expect_sound(input, plan_engine(input));
       ++accepted;
@@ -307,8 +310,10 @@ TEST(Planner, BytesOfEveryLaneFollowTheFormula) {
     const auto model = random_model(random, 5, 60000);
     const ModelLayout layout(model, Bytes{4096ULL << pick(random, 0, 3)});
     PlannerInput input{layout, generous(), {}, {}, {}, {}};
-    const bool deferred = trial % 2 == 1;
-    input.update_time = deferred ? UpdateTime::deferred : UpdateTime::overlapped;
+    const bool deferred = trial % 4 != 0;
+    input.form = {deferred ? UpdateTime::deferred : UpdateTime::overlapped,
+                  static_cast<std::uint32_t>(std::max(1, trial % 4 * 2 - 1))};
+    const std::uint64_t passes = input.form.micro_batches;
     const TierFractions nvme{0, 0, 1};
     input.placement = {nvme, nvme, nvme, nvme, nvme};
     const auto plan = plan_engine(input);
@@ -319,17 +324,20 @@ TEST(Planner, BytesOfEveryLaneFollowTheFormula) {
       const Bytes gradient = layout.block_size(LayerId{l}, Content::gradient);
       const Bytes states = 3 * layout.block_size(LayerId{l}, Content::momentum);
       const Bytes input_bytes = last ? Bytes{} : layout.input_size(LayerId{l});
-      const Bytes fetched = parameter * (last ? 1 : 2) + input_bytes;
+      const Bytes fetched = (parameter * (last ? 1 : 2) + input_bytes) * passes;
       // Deferred updates hand their parameters to forward without the drive.
       at(expected, Lane::nvme_read) += fetched + states - (deferred ? parameter : Bytes{});
-      at(expected, Lane::nvme_write) += parameter + states + input_bytes;
+      at(expected, Lane::nvme_write) += parameter + states + input_bytes * passes;
       at(expected, Lane::host_to_device) += fetched;
-      at(expected, Lane::device_to_host) += gradient + input_bytes;
+      at(expected, Lane::device_to_host) += (gradient + input_bytes) * passes;
+      if (passes == 1) continue;
+      const Bytes sum = layout.block_size(LayerId{l}, Content::accumulated_gradient);
+      at(expected, Lane::adam) += gradient * passes + sum * (2 * passes - 1);
     }
-    at(expected, Lane::adam) = {
+    const DType kept = passes > 1 ? DType::fp32 : model.gradient_dtype;
+    at(expected, Lane::adam) += {
         parameter_count(model) *
-        (adam_bytes_per_element(model.gradient_dtype, model.parameter_dtype) +
-         size_of(model.gradient_dtype).count)};
+        (adam_bytes_per_element(kept, model.parameter_dtype) + size_of(kept).count)};
     for (const Lane lane : kLanes) {
       EXPECT_EQ(at(plan.forecast.lanes, lane).bytes, at(expected, lane)) << to_string(lane);
     }
@@ -366,23 +374,24 @@ TEST(Planner, NamesTheMissingByte) {
   }
 }
 
-class PlantedMistakes : public testing::TestWithParam<UpdateTime> {};
+class PlantedMistakes : public testing::TestWithParam<StepForm> {};
 
 TEST_P(PlantedMistakes, AreFound) {
   Random random(11);
   const auto model = random_model(random, 5, 40000);
   const ModelLayout layout(model, 4_KiB);
   PlannerInput input{layout, {1_MiB, 700_KiB, 1_GiB}, {}, {}, {}, {}};
-  input.update_time = GetParam();
+  input.form = GetParam();
   const auto plan = plan_engine(input);
-  const auto& right = plan.plan(PassKind::training);
+  const auto kind = input.form.micro_batches > 1 ? PassKind::adding : PassKind::training;
+  const auto& right = plan.plan(kind);
   ASSERT_FALSE(right.dependencies.empty());
-  const auto problems = [&](const StepPlan& training) {
+  const auto problems = [&](const StepPlan& broken) {
     auto plans = plan.plans;
-    plans[static_cast<std::size_t>(PassKind::training)] = training;
-    plans[static_cast<std::size_t>(PassKind::committing)] = training;
-    return check_plans({layout, plan.map, input.budget, input.update_time, plans}).size() +
-           check_order(training, training, boundary_dependencies(training, training)).size();
+    plans[static_cast<std::size_t>(kind)] = broken;
+    if (kind == PassKind::training) plans[static_cast<std::size_t>(PassKind::committing)] = broken;
+    return check_plans({layout, plan.map, input.budget, input.form, plans}).size() +
+           check_order(broken, broken, boundary_dependencies(broken, broken)).size();
   };
   ASSERT_EQ(problems(right), 0U);
   int caught = 0;
@@ -398,10 +407,40 @@ TEST_P(PlantedMistakes, AreFound) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Plans, PlantedMistakes,
-                         testing::Values(UpdateTime::overlapped, UpdateTime::deferred),
-                         [](const auto& time) {
-                           return time.param == UpdateTime::deferred ? "deferred" : "overlapped";
+                         testing::Values(StepForm{UpdateTime::overlapped, 1},
+                                         StepForm{UpdateTime::deferred, 1},
+                                         StepForm{UpdateTime::deferred, 3}),
+                         [](const auto& form) {
+                           return form.param.micro_batches > 1 ? "accumulated"
+                                  : form.param.update_time == UpdateTime::deferred ? "deferred"
+                                                                                   : "overlapped";
                          });
+
+// A micro-batch that is left out, or taken twice, is found.
+TEST(PlanCheck, CountsMicroBatches) {
+  Random random(12);
+  const auto model = random_model(random, 5, 40000);
+  const ModelLayout layout(model, 4_KiB);
+  PlannerInput input{layout, {1_MiB, 2_MiB, 1_GiB}, {}, {}, {}, {}};
+  input.form = {UpdateTime::deferred, 4};
+  const auto plan = plan_engine(input);
+  const CheckedPlans right{layout, plan.map, input.budget, input.form, plan.plans};
+  EXPECT_TRUE(check_plans(right).empty());
+  auto plans = plan.plans;
+  const auto at_kind = [&](PassKind kind) -> StepPlan& {
+    return plans[static_cast<std::size_t>(kind)];
+  };
+  const auto found = [&] {
+    return !check_plans({layout, plan.map, input.budget, input.form, plans}).empty();
+  };
+  at_kind(PassKind::adding) = plan.plan(PassKind::evaluation);
+  EXPECT_TRUE(found());
+  at_kind(PassKind::adding) = plan.plan(PassKind::fresh);
+  EXPECT_TRUE(found());
+  at_kind(PassKind::adding) = plan.plan(PassKind::adding);
+  at_kind(PassKind::closing) = plan.plan(PassKind::adding);
+  EXPECT_TRUE(found());
+}
 
 TEST(Planner, PlansATrillionParametersQuickly) {
   ModelSpec model;

@@ -33,7 +33,10 @@ struct Mlp {
   std::vector<std::uint32_t> widths;  // of input, hidden..., output
   std::uint32_t batch = 4;
   DType dtype = DType::bf16;
+  std::uint32_t micro_batches = 1;
+  DType accumulation = DType::fp32;
 
+  DType sum_dtype() const { return micro_batches > 1 ? accumulation : dtype; }
   std::uint32_t layers() const { return static_cast<std::uint32_t>(widths.size()) - 1; }
 
   ModelSpec spec() const {
@@ -134,6 +137,7 @@ struct BadValue {
   std::size_t weight = 0;  // index, of the weight or of the bias
   float value = 0;
   bool bias = false;
+  std::uint32_t micro_batch = 0;
 };
 
 // The last layer's loss is the mean of (out - 0.5)^2, times `scale`.
@@ -179,6 +183,11 @@ inline void backward(const Mlp& mlp, std::uint32_t l, const Buffers& b,
   }
 }
 
+// Of a micro-batch of a step.
+inline std::uint64_t data_of(std::uint64_t step, std::uint32_t micro_batch) {
+  return step + std::uint64_t{micro_batch} * 1000;
+}
+
 inline void fill_input(const Mlp& mlp, std::uint64_t step, float* input) {
   for (std::uint32_t i = 0; i < mlp.batch * mlp.widths[0]; ++i) {
     input[i] = static_cast<float>((i * 37 + step * 101) % 97) / 97.0F - 0.5F;
@@ -191,6 +200,7 @@ struct PlainTensor {
   std::string name;
   std::vector<float> master, momentum, variance;
   std::vector<std::byte> parameter, gradient;
+  std::vector<std::byte> sum;  // of the micro-batches' gradients
 };
 
 class Plain {
@@ -198,13 +208,14 @@ class Plain {
   Plain(const Mlp& mlp, const AdamOptions& options) : mlp_(mlp), options_(options) {
     for (const auto& layer : mlp.spec().layers) {
       for (const auto& spec : layer.tensors) {
-        PlainTensor t{spec.name, {}, {}, {}, {}, {}};
+        PlainTensor t{spec.name, {}, {}, {}, {}, {}, {}};
         const auto n = spec.elements();
         t.master.resize(n);
         t.momentum.assign(n, 0);
         t.variance.assign(n, 0);
         t.parameter.resize(n * 4);
         t.gradient.resize(n * 4);
+        t.sum.resize(n * 4);
         initialize(spec, 0, t.master);
         for (std::size_t i = 0; i < n; ++i) store(t.parameter.data(), i, mlp.dtype, t.master[i]);
         tensors_.push_back(std::move(t));
@@ -218,7 +229,8 @@ class Plain {
 
   void step(double rate, std::uint64_t number) {
     gradients(number, 1);
-    for (auto& tensor : tensors_) update(tensor, rate, number, 1);
+    const auto factor = static_cast<float>(1.0 / mlp_.micro_batches);
+    for (auto& tensor : tensors_) update(tensor, rate, number, factor);
   }
 
   // Clipped to `max_norm` (0: not at all); the update is number `count`. The norm before that.
@@ -227,9 +239,10 @@ class Plain {
     gradients(number, scale);
     std::vector<double> blocks;
     for (std::uint32_t l = 0; l < mlp_.layers(); ++l) blocks.push_back(block_sum(l));
-    const double norm = std::sqrt(halved(blocks)) / static_cast<double>(scale);
+    const double divisor = static_cast<double>(scale) * mlp_.micro_batches;
+    const double norm = std::sqrt(halved(blocks)) * (1 / divisor);
     const double clip = max_norm > 0 ? std::min(1.0, max_norm / (norm + 1e-6)) : 1;
-    const auto factor = static_cast<float>(clip / static_cast<double>(scale));
+    const auto factor = static_cast<float>(clip / divisor);
     for (auto& tensor : tensors_) update(tensor, rate, count, factor);
     return norm;
   }
@@ -247,7 +260,22 @@ class Plain {
   }
 
   void gradients(std::uint64_t number, float scale) {
-    fill_input(mlp_, number, inputs_[0].data());
+    for (std::uint32_t m = 0; m < mlp_.micro_batches; ++m) {
+      gradients_of(data_of(number, m), scale);
+      for (auto& tensor : tensors_) add_gradients(tensor, m == 0);
+    }
+  }
+
+  void add_gradients(PlainTensor& tensor, bool first) const {
+    for (std::size_t i = 0; i < tensor.master.size(); ++i) {
+      const float gradient = load(tensor.gradient.data(), i, mlp_.dtype);
+      const float sum = first ? gradient : load(tensor.sum.data(), i, mlp_.sum_dtype()) + gradient;
+      store(tensor.sum.data(), i, mlp_.sum_dtype(), sum);
+    }
+  }
+
+  void gradients_of(std::uint64_t data, float scale) {
+    fill_input(mlp_, data, inputs_[0].data());
     std::vector<float> scratch;
     for (std::uint32_t l = 0; l < mlp_.layers(); ++l) forward(mlp_, l, buffers(l));
     for (std::uint32_t l = mlp_.layers(); l-- > 0;) {
@@ -269,7 +297,7 @@ class Plain {
     std::vector<double> squares;
     for (std::size_t t = l * 2; t < l * 2 + 2; ++t) {
       for (std::size_t i = 0; i < tensors_[t].master.size(); ++i) {
-        const double g = static_cast<double>(load(tensors_[t].gradient.data(), i, mlp_.dtype));
+        const double g = static_cast<double>(load(tensors_[t].sum.data(), i, mlp_.sum_dtype()));
         squares.push_back(g * g);
       }
       squares.resize((squares.size() + 64 / width - 1) / (64 / width) * (64 / width));
@@ -298,7 +326,7 @@ class Plain {
     const auto root = static_cast<float>(1 / std::sqrt(1 - std::pow(o.beta2, n)));
     const auto decay = static_cast<float>(1 - rate * o.weight_decay);
     for (std::size_t i = 0; i < t.master.size(); ++i) {
-      const float g = load(t.gradient.data(), i, mlp_.dtype) * factor;
+      const float g = load(t.sum.data(), i, mlp_.sum_dtype()) * factor;
       const float g1 = c1 * g;
       const float g2 = c2 * g;
       const float g3 = g2 * g;
@@ -331,19 +359,22 @@ inline StepReport train_step(Engine& engine, const Mlp& mlp, double rate, std::u
   std::vector<float> scratch;  // outlives what is enqueued
   auto step = engine.begin_step({rate});
   const auto scale = static_cast<float>(step.loss_scale());
-  for (std::uint32_t l = 0; l < mlp.layers(); ++l) {
-    const auto view = step.forward(LayerId{l});
-    view.launch([&mlp, l, number, b = buffers_of(view)] {
-      if (l == 0) fill_input(mlp, number, b.input);
-      forward(mlp, l, b);
-    });
-  }
-  for (std::uint32_t l = mlp.layers(); l-- > 0;) {
-    auto view = step.backward(LayerId{l});
-    view.launch([&mlp, &scratch, &bad, scale, l, b = buffers_of(view)] {
-      backward(mlp, l, b, scratch, scale, bad);
-    });
-    view.submit_gradients();
+  for (std::uint32_t m = 0; m < mlp.micro_batches; ++m) {
+    for (std::uint32_t l = 0; l < mlp.layers(); ++l) {
+      const auto view = step.forward(LayerId{l});
+      view.launch([&mlp, l, data = data_of(number, m), b = buffers_of(view)] {
+        if (l == 0) fill_input(mlp, data, b.input);
+        forward(mlp, l, b);
+      });
+    }
+    for (std::uint32_t l = mlp.layers(); l-- > 0;) {
+      auto view = step.backward(LayerId{l});
+      const BadValue here = m == bad.micro_batch ? bad : BadValue{};
+      view.launch([&mlp, &scratch, here, scale, l, b = buffers_of(view)] {
+        backward(mlp, l, b, scratch, scale, here);
+      });
+      view.submit_gradients();
+    }
   }
   return step.finish(state);
 }

@@ -258,10 +258,10 @@ TEST(Gpt, StartsNearTheUniformGuessAndLearns) {
     batch.inputs.push_back("abcdefgh"[i % 8]);
     batch.targets.push_back("abcdefgh"[(i + 1) % 8]);
   }
-  const double first = trainer.step(batch, 3e-3).loss;
+  const double first = trainer.step({batch}, 3e-3).loss;
   EXPECT_NEAR(first, std::log(256.0), 0.2);
   double last = first;
-  for (int i = 0; i < 60; ++i) last = trainer.step(batch, 3e-3).loss;
+  for (int i = 0; i < 60; ++i) last = trainer.step({batch}, 3e-3).loss;
   EXPECT_LT(last, 0.2);
 }
 

@@ -18,6 +18,8 @@ struct Case {
   double clip;
   LossScaleConfig loss_scale{};
   std::uint64_t skips = 0;  // that there must be, or 0
+  std::uint32_t micro_batches = 1;
+  DType accumulation = DType::fp32;
 };
 
 // 2^22 is far beyond what these gradients bear in fp16, and so is what a window of 3 makes of it.
@@ -30,6 +32,10 @@ constexpr Case kCases[] = {
     {"Fp16Clipped", DType::fp16, 1.0, kDynamic, 4},
     {"Fp16ConstantScale", DType::fp16, 1.0, kConstant},
     {"Bf16NeverClipped", DType::bf16, 1e9},
+    {"Bf16Accumulated", DType::bf16, 0, {}, 0, 3},
+    {"Bf16AccumulatedNarrow", DType::bf16, 1.0, {}, 0, 2, DType::bf16},
+    {"Fp16Accumulated", DType::fp16, 1.0, kDynamic, 4, 4},
+    {"Fp32Accumulated", DType::fp32, 1.0, {}, 0, 2},
 };
 
 enum class Tiers { roomy, tight, drive };
@@ -44,6 +50,8 @@ class GradientRules : public testing::TestWithParam<std::tuple<Case, Tiers>> {
     config.optimizer.weight_decay = 0.1;
     config.gradient_clipping = rules.clip;
     config.loss_scale = rules.loss_scale;
+    config.micro_batches = rules.micro_batches;
+    config.accumulation_dtype = rules.accumulation;
     config.budget.hbm = tiers == Tiers::roomy ? 16_MiB : 640_KiB;
     config.budget.dram = tiers == Tiers::tight ? 768_KiB : 16_MiB;
     if (tiers != Tiers::drive) return config;
@@ -66,11 +74,13 @@ TEST_P(GradientRules, GiveTheBitsOfTrainingInMemory) {
   EnginePorts ports;
   ports.speeds = Speeds{};
   TieredTrainer tiered(gpt, engine, std::move(ports));
-  ReferenceTrainer reference(gpt, engine.optimizer, {rules.clip, rules.loss_scale});
+  ReferenceTrainer reference(
+      gpt, engine.optimizer,
+      {rules.clip, rules.loss_scale, rules.micro_batches, rules.accumulation});
   const auto data = repeated_text("what is too long is clipped, what is too large is skipped. ");
   std::uint64_t batches = 0;
   while (tiered.engine().steps() < kSteps && batches < 100) {
-    const auto batch = data.batch(gpt, ++batches);
+    const auto batch = data.step(gpt, ++batches, rules.micro_batches);
     const double scale = reference.loss_scale();
     const auto seen = tiered.step(batch, 3e-3);
     const auto wanted = reference.step(batch, 3e-3);

@@ -61,7 +61,7 @@ TEST_P(ReferenceOptimizer, GivesTheBitsOfAdamUpdate) {
   }
   for (std::uint64_t step = 1; step <= 4; ++step) {
     const double scale = trainer.loss_scale();
-    const auto result = trainer.step(counting(config), kRate);
+    const auto result = trainer.step({counting(config)}, kRate);
     ASSERT_FALSE(result.skipped);
     double factor = 1 / scale;
     if (rules.clip_norm > 0) factor *= std::min(1.0, rules.clip_norm / (*result.norm + 1e-6));
@@ -110,7 +110,7 @@ TEST(ReferenceTrainer, NormIsThatOfAllGradients) {
   config.parameter_dtype = config.gradient_dtype = DType::fp32;
   ReferenceTrainer trainer(config, {}, {.clip_norm = 1, .loss_scale = {}});
   ReferenceTrainer with_scale(config, {}, {.clip_norm = 0, .loss_scale = scaled(0)});
-  const auto norm = trainer.step(counting(config), 1e-3).norm.value();
+  const auto norm = trainer.step({counting(config)}, 1e-3).norm.value();
   double sum = 0;
   for (const auto& tensor : trainer.tensors()) {
     const auto* gradient = tensor.gradient.as<const float>();
@@ -119,7 +119,7 @@ TEST(ReferenceTrainer, NormIsThatOfAllGradients) {
     }
   }
   EXPECT_NEAR(norm, std::sqrt(sum), 1e-12 * norm);
-  EXPECT_EQ(with_scale.step(counting(config), 1e-3).norm.value(), norm);
+  EXPECT_EQ(with_scale.step({counting(config)}, 1e-3).norm.value(), norm);
 }
 
 TEST(ReferenceTrainer, SkipsAndHalvesTheLossScale) {
@@ -129,7 +129,7 @@ TEST(ReferenceTrainer, SkipsAndHalvesTheLossScale) {
   ReferenceTrainer trainer(config, {}, {.clip_norm = 0, .loss_scale = scale});
   const auto before = trainer.tensors()[0].master_weight;
   for (const double power : {40.0, 40.0, 39.0, 38.0}) {  // after each step
-    EXPECT_TRUE(trainer.step(counting(config), 1e-3).skipped);
+    EXPECT_TRUE(trainer.step({counting(config)}, 1e-3).skipped);
     EXPECT_EQ(trainer.loss_scale(), std::exp2(power));
   }
   EXPECT_EQ(trainer.steps(), 0U);
@@ -138,7 +138,7 @@ TEST(ReferenceTrainer, SkipsAndHalvesTheLossScale) {
 
 TEST(ReferenceTrainer, StoresOneNanWhenTrainingDiverges) {
   ReferenceTrainer trainer(small(), {});
-  for (int step = 0; step < 4; ++step) trainer.step(counting(small()), 1e38);
+  for (int step = 0; step < 4; ++step) trainer.step({counting(small())}, 1e38);
   std::size_t found = 0;
   for (const auto& tensor : trainer.tensors()) {
     for (const auto* state : {&tensor.master_weight, &tensor.momentum, &tensor.variance}) {

@@ -34,7 +34,7 @@ TEST(Verify, FindsOneChangedByteInTheStore) {
   const auto data = repeated_text("one changed byte must be found. ");
   for (std::uint64_t s = 1; s <= 3; ++s) {
     const auto batch = data.batch(gpt, s);
-    EXPECT_EQ(tiered.step(batch, 1e-3).loss, reference.step(batch, 1e-3).loss);
+    EXPECT_EQ(tiered.step({batch}, 1e-3).loss, reference.step({batch}, 1e-3).loss);
   }
   tiered.engine().drain();
   const auto before = state_hash(tiered.engine());

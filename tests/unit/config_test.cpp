@@ -8,6 +8,7 @@
 
 #include "terrace/config.h"
 #include "terrace/error.h"
+#include "tests/support/refusal.h"
 
 namespace terrace {
 namespace {
@@ -51,25 +52,6 @@ constexpr const char* kEverything = R"({
 })";
 
 // What is wrong with `text`; empty when it is accepted.
-std::string refusal(const std::string& text) {
-  try {
-    static_cast<void>(parse_config(text, "run.json"));
-    return {};
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
-    return error.what();
-  }
-}
-
-void expect_refused(const std::string& text, std::initializer_list<std::string> parts) {
-  const auto message = refusal(text);
-  ASSERT_FALSE(message.empty()) << text << " was accepted";
-  EXPECT_EQ(message.rfind("run.json: ", 0), 0U) << message;
-  for (const auto& part : parts) {
-    EXPECT_NE(message.find(part), std::string::npos) << text << "\n" << message << "\n" << part;
-  }
-}
-
 std::string zero(const std::string& inside) { return R"({"zero_optimization": {)" + inside + "}}"; }
 std::string own(const std::string& inside) { return R"({"terrace": {)" + inside + "}}"; }
 
@@ -243,21 +225,6 @@ TEST(Config, DuplicateKeysAreRefused) {
   expect_refused(own(R"("speeds": {"adam_gb_s": 1, "adam_gb_s": 1})"),
                  {"terrace.speeds.adam_gb_s: this key appears twice"});
   EXPECT_EQ(refusal(R"({"bf16": {"enabled": true}, "fp16": {"enabled": false}})"), "");
-}
-
-TEST(Config, BatchSizes) {
-  EXPECT_EQ(parse_config(R"({"train_batch_size": 6})").train_micro_batch_size, 6U);
-  EXPECT_EQ(parse_config(R"({"train_micro_batch_size_per_gpu": 6})").train_micro_batch_size, 6U);
-  expect_refused(R"({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 4})",
-                 {"train_batch_size", "accumulation", "make them equal"});
-  expect_refused(R"({"train_batch_size": 7, "train_micro_batch_size_per_gpu": 4})",
-                 {"train_batch_size", "7 is not"});
-  expect_refused(R"({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 4,
-                     "gradient_accumulation_steps": 1})",
-                 {"train_batch_size", "8 is not"});
-  expect_refused(R"({"gradient_accumulation_steps": 2})",
-                 {"gradient_accumulation_steps", "not available yet", "write 1"});
-  expect_refused(R"({"train_batch_size": 0})", {"train_batch_size", "from 1"});
 }
 
 TEST(Config, OptimizerModes) {
