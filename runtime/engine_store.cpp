@@ -133,6 +133,9 @@ void check_config(const Config& config) {
                     std::to_string(config.store.slots) + " slots, commit interval " +
                     std::to_string(config.store.commit_interval));
   }
+  if (config.micro_batches == 0) {
+    throw Error(ErrorCode::invalid_argument, "a step has at least one micro-batch");
+  }
   const bool durable = !config.nvme.empty() && config.store.slots == 2;
   if (config.store.mode == StoreMode::resume && !durable) {
     throw Error(ErrorCode::invalid_argument,

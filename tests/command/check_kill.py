@@ -31,15 +31,17 @@ STEPS = 24
 # updates are made in the next step.
 LOST = 2
 LOST_DEFERRED = 3
-CLIP = "2.5"  # most norms of this training are above it
+RULES = {"plain": ["--clip", "none"],
+         "clipped": ["--clip", "2.5"],  # most norms of this training are above it
+         "accumulated": ["--micro-batches", "3"]}
 HOMES = [
     {"master_weight": {"dram": 0.5, "nvme": 0.5}, "momentum": "nvme", "variance": "dram"},
     {"master_weight": "nvme", "momentum": {"dram": 0.3, "nvme": 0.7}, "variance": "nvme"},
     {"parameter": "nvme", "momentum": "dram"},
     {},
 ]
-KINDS = [dict(zip(("drives", "interval", "io", "clip"), kind))
-         for kind in itertools.product([1, 2], [1, 3], ["io_uring", "threads"], ["none", CLIP])]
+KINDS = [dict(zip(("drives", "interval", "io", "rules"), kind))
+         for kind in itertools.product([1, 2], [1, 3], ["io_uring", "threads"], RULES)]
 
 
 class Seen:
@@ -73,7 +75,7 @@ class Chain:
             json.dump(config, file)
         return self.place.train("--config", path, "--steps", str(STEPS), "--io", self.kind["io"],
                                 "--commit-interval", str(self.kind["interval"]),
-                                "--clip", self.kind["clip"], *arguments)
+                                *RULES[self.kind["rules"]], *arguments)
 
     def killed_run(self, *arguments):
         """(what it printed, whether it was killed): at an instant from the very start on, while
@@ -187,7 +189,7 @@ class Chain:
         lost = reported[-1] - (self.step or 0)
         self.seen.most_lost = max(self.seen.most_lost, lost)
         # Without a commit at every step updates are deferred as well, and with them the commit.
-        deferred = self.kind["interval"] > 1 or self.kind["clip"] != "none"
+        deferred = self.kind["interval"] > 1 or self.kind["rules"] != "plain"
         expect(lost <= self.kind["interval"] - 1 + (LOST_DEFERRED if deferred else LOST),
                f"step {reported[-1]} was reported and {self.step} is committed\n{out}")
 
@@ -298,12 +300,13 @@ def main():
     print(f"TERRACE_SEED={SEED} repeats these instants", flush=True)
     seen = Seen()
     with Place(1) as place:
-        references = {clip: place.trained("--steps", str(STEPS), "--slots", "1", "--clip", clip)
-                      for clip in ["none", CLIP]}
-    expect(references["none"]["state_hash"] != references[CLIP]["state_hash"], "it is clipped")
+        references = {name: place.trained("--steps", str(STEPS), "--slots", "1", *rules)
+                      for name, rules in RULES.items()}
+    expect(len({reference["state_hash"] for reference in references.values()}) == len(RULES),
+           "every rule has an effect")
     with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
         for future in [pool.submit(kill_kind, kind, KILLS * (n + 1) // len(KINDS) -
-                                   KILLS * n // len(KINDS), SEED + n, references[kind["clip"]], seen)
+                                   KILLS * n // len(KINDS), SEED + n, references[kind["rules"]], seen)
                        for n, kind in enumerate(KINDS)]:
             future.result()
     for phase, count in seen.phases.most_common():
