@@ -36,6 +36,9 @@ std::vector<std::uint32_t> weights_of(const StoreOptions& options) {
 }
 
 OpenedStore open_durable(IoEngine& io, const StoreOptions& options) {
+  std::vector<std::string> directories;
+  for (const auto& drive : options.drives) directories.push_back(drive.directory);
+  refuse_one_directory_twice(directories);
   if (!options.durable.empty()) return open_store(io, options);
   OpenedStore opened{{}, {}, 0, 0, StoreGeometry({}, weights_of(options)), {}, {}, {}};
   if (options.mode == StoreMode::discard) opened.notes = discard_store(io, options);

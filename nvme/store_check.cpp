@@ -98,6 +98,12 @@ class MetadataCheck {
         add(StorePlace::file, 0, {store.file_size, store.layout.size - store.file_size},
             store.record[0].why_not);
       } else if (store.sound() != nullptr) {
+        if (store.lost_spares > 0) {
+          add(StorePlace::file, 0, {store.file_size, store.layout.size - store.file_size},
+              "it is cut short by " + std::to_string(store.lost_spares) + " of " +
+                  std::to_string(store.lost_spares + store.layout.spare_count) +
+                  " spares, which held nothing of the last commit");
+        }
         for (std::size_t i = 0; i < 2; ++i) record(store, i);
       }
     }

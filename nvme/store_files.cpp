@@ -1,7 +1,10 @@
 #include "nvme/store_files.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <random>
@@ -16,10 +19,9 @@ class Opener {
  public:
   Opener(IoEngine& io, const StoreOptions& options) : io_(io), options_(options) {}
 
-  OpenedStore look() {
-    OpenedStore opened{{}, {}, 0, 0, StoreGeometry({}, {1}), {}, {}, {}};
-    for (const auto& drive : options_.drives) opened.locks.emplace_back(drive.directory);
-    look(opened);
+  OpenedStore discard() {
+    auto opened = look();
+    remove(opened);
     return opened;
   }
   OpenedStore open() {
@@ -33,7 +35,15 @@ class Opener {
     return store_path(options_.drives[drive].directory);
   }
 
-  // Decides what to do about what lies there; fills `opened` when it is continued.
+  OpenedStore look() {
+    OpenedStore opened{{}, {}, 0, 0, StoreGeometry({}, {1}), {}, {}, {}};
+    for (const auto& drive : options_.drives) opened.locks.emplace_back(drive.directory);
+    look(opened);
+    return opened;
+  }
+
+  // Decides what to do about what lies there: fills `opened` when it is continued, notes what goes
+  // when not.
   void look(OpenedStore& opened) {
     std::vector<std::size_t> found;
     for (std::size_t d = 0; d < options_.drives.size(); ++d) {
@@ -45,7 +55,8 @@ class Opener {
     }
     if (options_.mode == StoreMode::discard) {
       refuse_part(found);
-      return remove(found, opened);
+      in_the_way_ = found;
+      return;
     }
     std::vector<FileId> files;
     try {
@@ -64,7 +75,7 @@ class Opener {
     }
     if (opened.resumed) return;
     for (const auto file : files) io_.close(file);
-    remove(found, opened);
+    in_the_way_ = found;
   }
 
   std::string nothing_there() const {
@@ -75,8 +86,8 @@ class Opener {
     return "nothing to resume in " + directories + ": training starts anew";
   }
 
-  void remove(const std::vector<std::size_t>& found, OpenedStore& opened) {
-    for (const auto d : found) {
+  void remove(OpenedStore& opened) const {
+    for (const auto d : in_the_way_) {
       io_.remove(path(d));
       if (options_.mode == StoreMode::discard) opened.notes.push_back("discarded " + path(d));
     }
@@ -273,7 +284,40 @@ class Opener {
       }
     }
     opened.resumed = *stores.front().record[common.front()].record;
-    for (std::size_t d = 0; d < stores.size(); ++d) note_unusable(d, stores[d], opened);
+    for (std::size_t d = 0; d < stores.size(); ++d) {
+      mend_superblock(d, stores[d], opened);
+      note_unusable(d, stores[d], opened);
+    }
+  }
+
+  // One copy is enough to go on, and two are needed to survive the next damage.
+  void mend_superblock(std::size_t d, const InspectedStore& store, OpenedStore& opened) const {
+    if (store.lost_spares > 0) {
+      opened.notes.push_back(
+          path(d) + " was cut short by " + std::to_string(store.lost_spares) + " of " +
+          std::to_string(store.lost_spares + store.layout.spare_count) +
+          " spares; they held nothing, and fewer are left for writes that fail");
+    }
+    const auto encoded = encode(*store.sound(), store.layout.text_bytes);
+    BlockingIo io(io_, options_.patience);
+    for (std::size_t i = 0; i < 2; ++i) {
+      const auto& header = store.header[i].header;
+      const bool another = i == 1 && store.header[0].header && header != store.header[0].header;
+      if (header && !another && store.superblock[i].superblock) continue;
+      const auto file = opened.files[d].file;
+      std::string outcome = "it is written again";
+      try {
+        io.write(file, store.layout.text[i], encoded.text);
+        io.flush(file);
+        io.write(file, store.layout.header[i], encoded.header);
+        io.flush(file);
+      } catch (const Error& error) {
+        if (io_.pending() > 0) throw;
+        outcome = std::string("it stays so: ") + error.what();
+      }
+      opened.notes.push_back(path(d) + ": copy " + std::to_string(i) +
+                             " of its superblock is damaged; " + outcome);
+    }
   }
 
   // Newer commits, or what may have been some. One that a power cut kept from the other drives is
@@ -301,6 +345,8 @@ class Opener {
     std::vector<double> speeds;
     for (const auto& drive : options_.drives) speeds.push_back(drive.speed);
     opened.geometry = StoreGeometry(options_.durable, stripe_weights(speeds));
+    for (std::size_t d = 0; d < options_.drives.size(); ++d) refuse_small(d, opened.geometry);
+    remove(opened);
     std::random_device random;
     opened.id = (std::uint64_t{random()} << 32 | random()) >> 1;
     try {
@@ -309,6 +355,26 @@ class Opener {
       unmake(io_, opened);
       throw;
     }
+  }
+
+  // Before what lies there is removed. What the file system refuses beyond that, it says later.
+  void refuse_small(std::size_t d, const StoreGeometry& geometry) const {
+    if (std::find(in_the_way_.begin(), in_the_way_.end(), d) == in_the_way_.end()) return;
+    const auto& drive = options_.drives[d];
+    std::error_code error;
+    const Bytes free{std::filesystem::space(drive.directory, error).available};
+    struct stat old {};
+    if (error || ::stat(path(d).c_str(), &old) != 0) return;
+    const Bytes room = free + Bytes{static_cast<std::uint64_t>(old.st_blocks) * 512};
+    const auto layout = store_file_layout(geometry.shares()[d], geometry.regions().size());
+    const StoreGeometry scratch(options_.scratch, geometry.weights());
+    const Bytes need = layout.size + scratch.shares()[d].bytes + drive.keep_free;
+    if (need <= room) return;
+    throw Error(ErrorCode::out_of_budget,
+                path(d) + " was to be replaced, and is kept: the new one needs " +
+                    std::to_string(need.count) + " bytes, what is to be kept free included, and " +
+                    std::to_string(room.count) + " would be there without it; missing " +
+                    std::to_string((need - room).count) + " bytes");
   }
 
   void make_file(std::size_t d, OpenedStore& opened) const {
@@ -341,6 +407,7 @@ class Opener {
 
   IoEngine& io_;
   const StoreOptions& options_;
+  std::vector<std::size_t> in_the_way_;  // drives whose files must go before new ones are made
 };
 
 }  // namespace
@@ -365,7 +432,7 @@ OpenedStore open_store(IoEngine& io, const StoreOptions& options) {
 
 std::vector<std::string> discard_store(IoEngine& io, const StoreOptions& options) {
   TERRACE_CHECK(options.mode == StoreMode::discard);
-  return Opener(io, options).look().notes;
+  return Opener(io, options).discard().notes;
 }
 
 }  // namespace terrace

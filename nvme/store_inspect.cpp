@@ -191,11 +191,16 @@ InspectedStore inspect_store(IoEngine& engine, FileId file, Nanoseconds patience
   const StoreGeometry geometry(superblock->regions, superblock->weights);
   found.layout = store_file_layout(geometry.shares()[superblock->drive],
                                    superblock->regions.size());
-  if (found.layout.size > size) {
+  if (found.layout.size > size && size >= found.layout.spares) {
+    const auto left = (size - found.layout.spares).count / found.layout.spare_bytes.count;
+    found.lost_spares = found.layout.spare_count - left;
+    found.layout.spare_count = left;
+  } else if (found.layout.size > size) {
     found.cut_short = true;
     for (std::size_t i = 0; i < 2; ++i) {
-      found.record[i].why_not = "the file is cut short: it has " + std::to_string(size.count) +
-                                " of " + std::to_string(found.layout.size.count) + " bytes";
+      found.record[i].why_not = "the file is cut short: its whole pages have " +
+                                std::to_string(size.count) + " of " +
+                                std::to_string(found.layout.size.count) + " bytes";
     }
     return found;
   }

@@ -47,7 +47,8 @@ struct InspectedStore {
   std::string table_problem[2];      // "": the table and the trainer's bytes are sound
   StoreFileLayout layout;            // void without a superblock
   bool unfinished = false;           // its creation was cut short: it never held anything
-  bool cut_short = false;            // it is smaller than its superblock says; no record was read
+  bool cut_short = false;            // what it lacks is more than spares; no record was read
+  std::uint64_t lost_spares = 0;     // it is shorter than it was; layout has the others
 
   const Superblock* sound() const;
   bool committed(std::size_t i) const { return record[i].record && table_problem[i].empty(); }

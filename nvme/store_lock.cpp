@@ -46,6 +46,14 @@ bool still_named(int descriptor, const std::string& path) {
          open_file.st_ino == named.st_ino && open_file.st_dev == named.st_dev;
 }
 
+// What is no file of ours is not locked, and above all not removed.
+void refuse_no_file(const std::string& lock) {
+  struct stat found {};
+  if (::lstat(lock.c_str(), &found) != 0 || S_ISREG(found.st_mode)) return;
+  throw Error(ErrorCode::unavailable,
+              lock + " is no file; move it away, or name another directory");
+}
+
 // The lock is the directory's: a store that another directory names too would not be covered.
 void refuse_other_names(const std::string& store) {
   struct stat found {};
@@ -66,7 +74,8 @@ void refuse_other_names(const std::string& store) {
 StoreLock::StoreLock(const std::string& directory) : path_(directory + "/terrace.lock") {
   const auto until = std::chrono::steady_clock::now() + kPatience;
   for (;;) {
-    descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    refuse_no_file(path_);
+    descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (descriptor_ < 0) {
       throw Error(ErrorCode::io, "opening the lock " + path_ + " failed: " +
                                      std::strerror(errno) +
@@ -111,10 +120,24 @@ StoreLock::~StoreLock() {
   ::close(descriptor_);
 }
 
+void refuse_one_directory_twice(const std::vector<std::string>& directories) {
+  std::vector<struct stat> seen(directories.size());
+  for (std::size_t d = 0; d < directories.size(); ++d) {
+    if (::stat(directories[d].c_str(), &seen[d]) != 0) continue;  // whoever opens it will say so
+    for (std::size_t other = 0; other < d; ++other) {
+      if (seen[d].st_ino != seen[other].st_ino || seen[d].st_dev != seen[other].st_dev) continue;
+      throw Error(ErrorCode::invalid_argument,
+                  directories[other] + " and " + directories[d] +
+                      " are one directory; name each drive once");
+    }
+  }
+}
+
 // An attempt that shares: whoever begins at this instant waits for it.
 std::optional<std::string> lock_holder(const std::string& directory) {
   const std::string path = directory + "/terrace.lock";
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Without O_NONBLOCK a fifo of that name would wait for a writer.
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) return {};
   std::optional<std::string> holder;
   if (::flock(descriptor, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) {

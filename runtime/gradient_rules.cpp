@@ -1,8 +1,9 @@
 #include "runtime/gradient_rules.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <cstring>
+#include <cstdio>
 #include <limits>
 
 #include "terrace/adam.h"
@@ -13,6 +14,10 @@ namespace {
 
 constexpr double kNormSlack = 1e-6;
 constexpr double kLargestScale = 0x1p60;  // far beyond fp16; keeps products finite in fp32
+// A line, so that people can read what a store keeps. 17 digits give a double back.
+constexpr const char* kSavedForm = "loss_scale %-24.17g good_steps %10u overflows_left %10u\n";
+constexpr const char* kReadForm = "loss_scale %lf good_steps %u overflows_left %u";
+constexpr std::size_t kSavedBytes = 84;
 
 }  // namespace
 
@@ -54,26 +59,27 @@ void LossScaler::count(bool overflow) {
 }
 
 std::string LossScaler::save() const {
-  std::string bytes(sizeof scale_ + sizeof good_steps_ + sizeof overflows_left_, '\0');
-  std::memcpy(bytes.data(), &scale_, sizeof scale_);
-  std::memcpy(bytes.data() + sizeof scale_, &good_steps_, sizeof good_steps_);
-  std::memcpy(bytes.data() + sizeof scale_ + sizeof good_steps_, &overflows_left_,
-              sizeof overflows_left_);
-  return bytes;
+  std::array<char, kSavedBytes + 1> text{};
+  const int used = std::snprintf(text.data(), text.size(), kSavedForm, scale_, good_steps_,
+                                 overflows_left_);
+  TERRACE_CHECK(used == static_cast<int>(kSavedBytes));
+  return text.data();
 }
 
 void LossScaler::restore(std::string& bytes) {
-  const std::size_t size = save().size();
-  if (bytes.size() < size) {
+  const auto own = bytes.substr(0, kSavedBytes);
+  LossScaler read = *this;
+  const int fields = std::sscanf(own.c_str(), kReadForm, &read.scale_, &read.good_steps_,
+                                 &read.overflows_left_);
+  if (fields != 3 || read.save() != own) {
     throw Error(ErrorCode::corrupt,
                 "the store's last commit does not hold the loss scale; discard it or turn loss "
                 "scaling off");
   }
-  std::memcpy(&scale_, bytes.data(), sizeof scale_);
-  std::memcpy(&good_steps_, bytes.data() + sizeof scale_, sizeof good_steps_);
-  std::memcpy(&overflows_left_, bytes.data() + sizeof scale_ + sizeof good_steps_,
-              sizeof overflows_left_);
-  bytes.erase(0, size);
+  scale_ = read.scale_;
+  good_steps_ = read.good_steps_;
+  overflows_left_ = read.overflows_left_;
+  bytes.erase(0, kSavedBytes);
 }
 
 }  // namespace terrace

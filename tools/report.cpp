@@ -54,6 +54,24 @@ std::string batch_text(std::uint32_t batch, const Config& config) {
                      to_string(config.accumulation_dtype));
 }
 
+std::string optimizer_text(const Config& config) {
+  const auto& adam = config.optimizer;
+  auto text = fmt::format("{} (betas {} and {}, epsilon {}, weight decay {}{})",
+                          adam.mode == AdamMode::adamw ? "AdamW" : "Adam", adam.beta1, adam.beta2,
+                          adam.epsilon, adam.weight_decay,
+                          adam.bias_correction ? "" : ", no bias correction");
+  if (config.gradient_clipping > 0) {
+    text += fmt::format(" clipped to norm {}", config.gradient_clipping);
+  }
+  const auto& scale = config.loss_scale;
+  if (scale.enabled && scale.constant > 0) text += fmt::format(", loss scale {}", scale.constant);
+  if (scale.enabled && scale.constant == 0) {
+    text += fmt::format(", loss scale from 2^{}, window {}, hysteresis {}, at least {}",
+                        scale.initial_power, scale.window, scale.hysteresis, scale.minimum);
+  }
+  return text;
+}
+
 std::string updates_text(const Config& config, const Forecast& forecast) {
   if (!forecast.updates_deferred) {
     return fmt::format("  updates: in the step's own backward, layer by layer\n"

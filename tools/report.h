@@ -16,6 +16,9 @@ std::string plan_text(const Forecast& forecast);
 // A step's sequences: "8", or "4 x 8 summed in fp32".
 std::string batch_text(std::uint32_t batch, const Config& config);
 
+// What decides an update beside the learning rate, in words.
+std::string optimizer_text(const Config& config);
+
 // When updates are made, and why then.
 std::string updates_text(const Config& config, const Forecast& forecast);
 

@@ -2,7 +2,6 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
@@ -40,20 +39,14 @@ struct StoreCommand {
 
   // A store's file stands for its directory.
   void tidy() {
-    std::vector<std::filesystem::path> seen;
     for (auto& directory : directories) {
       std::filesystem::path path = directory;
       if (path.filename() == "terrace.store" && std::filesystem::is_regular_file(path)) {
         path = path.has_parent_path() ? path.parent_path() : ".";
       }
       directory = path.string();
-      const auto canonical = std::filesystem::weakly_canonical(path);
-      if (std::find(seen.begin(), seen.end(), canonical) != seen.end()) {
-        throw Error(ErrorCode::invalid_argument,
-                    directory + " is named twice; name each drive once");
-      }
-      seen.push_back(canonical);
     }
+    refuse_one_directory_twice(directories);
   }
 
   std::unique_ptr<IoEngine> engine() const {
@@ -93,16 +86,24 @@ class CheckBar {
   Nanoseconds shown_{0};
 };
 
-// A file system that has become read-only takes no lock, and no run writes to it.
-bool read_only(const std::string& directory) {
-  return ::access(directory.c_str(), W_OK) != 0 && errno == EROFS;
+// Where no lock can be made, a run that holds one is seen, and one that begins is not.
+void take_lock(const std::string& directory, std::vector<StoreLock>& locks) {
+  if (::access(directory.c_str(), W_OK) == 0) return void(locks.emplace_back(directory));
+  const bool changes = errno != EROFS;
+  if (const auto holder = lock_holder(directory)) {
+    throw Error(ErrorCode::unavailable,
+                directory + " is in use by " + *holder + "; wait for it");
+  }
+  if (!changes) return;
+  fmt::print(stderr, "note: {} is not writable, so no lock is held: let no run begin there\n",
+             directory);
 }
 
 int verify(const StoreCommand& command) {
   auto io = command.engine();
   std::vector<StoreLock> locks;
   for (const auto& directory : command.directories) {
-    if (io->exists(store_path(directory)) && !read_only(directory)) locks.emplace_back(directory);
+    if (io->exists(store_path(directory))) take_lock(directory, locks);
   }
   try {
     const auto store = find_store(*io, command.directories);

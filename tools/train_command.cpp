@@ -139,11 +139,35 @@ class TrainRun {
     }
     batches_ = first_;
     if (kept.is_object() && kept.contains("batches")) batches_ = kept["batches"];
+    if (kept.is_object() && kept.contains("rates")) kept["rates"].get_to(rates_);
     kept_losses_ = losses_.size();
+    tell_changes(kept);
     if (!reference_) return;
     fmt::print("repeating {} steps in memory to verify ...\n", first_);
     std::fflush(stdout);
-    for (std::uint64_t b = 1; b <= batches_; ++b) reference_->step(data_of(b), rate_);
+    std::uint64_t batch = 0;
+    for (const auto& [count, rate] : rates_) {
+      for (std::uint64_t i = 0; i < count; ++i) reference_->step(data_of(++batch), rate);
+    }
+  }
+
+  // What may differ from the run before, and which steps in memory must then be told.
+  void tell_changes(const nlohmann::json& kept) const {
+    if (!rates_.empty() && rates_.back().second != rate_) {
+      fmt::print("note: from here on the learning rate is {}; it was {}\n", rate_,
+                 rates_.back().second);
+    }
+    const std::string before = kept.is_object() ? kept.value("optimizer", "") : "";
+    if (before == optimizer_text(config_)) return;
+    if (reference_) {
+      throw Error(ErrorCode::invalid_argument,
+                  "--verify repeats all steps with one optimizer: here it is " +
+                      optimizer_text(config_) + ", and the steps so far were made with " +
+                      (before.empty() ? "one that is not known" : before) +
+                      "; leave --verify out, or set the same");
+    }
+    fmt::print("note: from here on the optimizer is {}; it was {}\n", optimizer_text(config_),
+               before.empty() ? "one that is not known" : before);
   }
 
   std::uint64_t tokens_per_step() const {
@@ -158,7 +182,11 @@ class TrainRun {
   std::string keep(Losses losses) const {
     const auto recent = std::min(kRecentSteps, losses.size());
     losses.erase(losses.begin(), losses.end() - static_cast<std::ptrdiff_t>(recent));
-    return nlohmann::json{{"losses", losses}, {"batches", batches_}}.dump();
+    return nlohmann::json{{"losses", losses},
+                          {"batches", batches_},
+                          {"rates", rates_},
+                          {"optimizer", optimizer_text(config_)}}
+        .dump();
   }
 
   std::string keep_with(double loss) const {
@@ -172,6 +200,8 @@ class TrainRun {
     Progress progress(options_.steps, tokens_per_step(), first_);
     while (trainer.engine().steps() < options_.steps && Interrupt::signal() == 0) {
       const auto batch = data_of(++batches_);
+      if (rates_.empty() || rates_.back().second != rate_) rates_.emplace_back(0, rate_);
+      ++rates_.back().first;
       const auto begin = std::chrono::steady_clock::now();
       const auto result = trainer.step(batch, rate_, [&](double loss) { return keep_with(loss); });
       const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;
@@ -388,6 +418,7 @@ class TrainRun {
   std::size_t kept_losses_ = 0;  // of them
   std::uint64_t first_ = 0;      // steps done before this run
   std::uint64_t batches_ = 0;    // used, by all runs; those of skipped steps too
+  std::vector<std::pair<std::uint64_t, double>> rates_;  // of so many batches in a row, all of them
   std::uint64_t skips_in_this_run_ = 0;
   std::uint64_t skips_in_a_row_ = 0;
   std::optional<double> loss_scale_;    // of the next step, once one was made

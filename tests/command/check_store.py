@@ -260,10 +260,14 @@ def sizes():
         expect(result.returncode == 0, "a store's file stands for its directory", result)
         result = store("verify", place.drives[0], place.drives[0] + "/.")
         expect(result.returncode == 2, "the same twice", result)
-        said(result, "is named twice")
+        said(result, "name each drive once")
         with Bytes(place.file()) as file:
             size = len(file.pristine)
-            for length in [size - PAGE, size // 2 + 123, 100000]:
+            os.truncate(file.path, size - PAGE)
+            expect_damage(place, file, {("file", None)},
+                          ["cut short by 1 of 2 spares", "all segments are sound"])
+            resumes(place, 4, "cut short by 1 of 2 spares")
+            for length in [size // 2 + 123, 100000]:
                 os.truncate(file.path, length)
                 expect_damage(place, file, {("file", None)}, ["cut short", "refuses this store"])
                 resumes(place, None, "cut short")
