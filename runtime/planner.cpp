@@ -162,8 +162,43 @@ class Planner {
     if (candidate.closing) add_dependencies(*candidate.closing);
     const double seconds = judged_seconds(candidate);
     if (best_ && seconds > best_seconds_ * kWorthwhile) return;
+    std::array<StepPlan, kPassKindCount> others;
+    for (const auto kind : kPassKinds) {
+      if (is_step(kind) || !exists(kind, input_.form)) continue;
+      auto plan = lesser_plan(schedule(kind), candidate);
+      if (!plan) return;
+      others[static_cast<std::size_t>(kind)] = std::move(*plan);
+    }
     best_ = std::move(candidate);
     best_seconds_ = seconds;
+    others_ = std::move(others);
+  }
+
+  static bool is_step(PassKind kind) {
+    return kind == PassKind::training || kind == PassKind::committing;
+  }
+
+  // A pass that does less than a training step takes the same buffers in another order, and may
+  // need a little more for it, or less haste.
+  std::optional<StepPlan> lesser_plan(const LayerSchedule& schedule, Candidate& candidate) const {
+    auto shape = candidate.shape;
+    for (const auto depth : {shape.prefetch_uses, 1U, 0U}) {
+      shape.prefetch_uses = std::min(depth, shape.prefetch_uses);
+      if (depth == 0) {
+        shape.staging_window = shape.drain_lag = shape.gradient_window = 0;
+        shape.update_window = 1;
+      }
+      auto built = build_plan(input_.layout, schedule, candidate.placement, candidate.map, shape,
+                              candidate.capacity);
+      if (!built.plan) continue;
+      for (const Tier tier : kTiers) {
+        auto& peak = at(candidate.map.peak, tier);
+        peak = std::max(peak, at(built.high_water, tier));
+      }
+      add_dependencies(*built.plan);
+      return std::move(built.plan);
+    }
+    return std::nullopt;
   }
 
   // Of a step, when each of its passes follows itself: what candidates are compared by.
@@ -197,9 +232,9 @@ class Planner {
     result.shape = best_->shape;
     result.map = best_->map;
     result.form = input_.form;
-    for (const auto kind : kPassKinds) {
-      if (!exists(kind, input_.form)) continue;
-      result.plans[static_cast<std::size_t>(kind)] = plan_of(kind);
+    result.plans = std::move(others_);
+    for (const auto kind : {PassKind::training, PassKind::committing}) {
+      result.plans[static_cast<std::size_t>(kind)] = training_plan(schedule(kind));
     }
     for (const auto before : kPassKinds) {
       for (const auto after : kPassKinds) {
@@ -217,13 +252,6 @@ class Planner {
     return result;
   }
 
-  StepPlan plan_of(PassKind kind) const {
-    if (kind == PassKind::training || kind == PassKind::committing) {
-      return training_plan(schedule(kind));
-    }
-    return lesser_plan(schedule(kind));
-  }
-
   // Committing takes no buffers, so both kinds of step fall into the same places.
   StepPlan training_plan(const LayerSchedule& schedule) const {
     if (best_->training.schedule.commits == schedule.commits) return best_->training;
@@ -233,39 +261,6 @@ class Planner {
     TERRACE_CHECK(built.plan.has_value());
     add_dependencies(*built.plan);
     return std::move(*built.plan);
-  }
-
-  // A pass that does less than a training step needs less. Its buffers may fall differently though:
-  // then it runs serially.
-  StepPlan lesser_plan(const LayerSchedule& schedule) const {
-    const auto& candidate = *best_;
-    auto shape = candidate.shape;
-    auto alike = build_plan(input_.layout, schedule, candidate.placement, candidate.map, shape,
-                            candidate.capacity);
-    if (alike.plan && fits(alike.high_water, candidate.map.peak)) {
-      add_dependencies(*alike.plan);
-      return std::move(*alike.plan);
-    }
-    for (const auto depth : {shape.prefetch_uses, 1U, 0U}) {
-      shape.prefetch_uses = std::min(depth, shape.prefetch_uses);
-      if (depth == 0) {
-        shape.staging_window = shape.drain_lag = 0;
-        shape.update_window = 1;
-      }
-      auto built = build_plan(input_.layout, schedule, candidate.placement, candidate.map, shape,
-                              candidate.map.peak);
-      if (!built.plan) continue;
-      add_dependencies(*built.plan);
-      return std::move(*built.plan);
-    }
-    constexpr bool kSerialPassFits = false;  // it needs no more than the training step
-    TERRACE_CHECK(kSerialPassFits);
-    return {};
-  }
-
-  static bool fits(const PerTier<Bytes>& need, const PerTier<Bytes>& room) {
-    return std::all_of(std::begin(kTiers), std::end(kTiers),
-                       [&](Tier tier) { return at(need, tier) <= at(room, tier); });
   }
 
   // ---- refusals
@@ -395,6 +390,7 @@ class Planner {
   std::vector<std::uint64_t> run_lengths_;  // longest first
   std::vector<PlanShape> seen_;
   std::optional<Candidate> best_;
+  std::array<StepPlan, kPassKindCount> others_;  // that go with it, by kind
   double best_seconds_ = 0;
   std::size_t simulated_ = 0;
 };
