@@ -44,7 +44,31 @@ void require_moment(const char* name, DType dtype) {
                                                "; Adam keeps it in fp32 or bf16");
 }
 
+void* advance(void* array, DType dtype, std::uint64_t elements) {
+  return static_cast<std::byte*>(array) + elements * size_of(dtype).count;
+}
+
 }  // namespace
+
+ParameterStores parameter_stores(const AdamSlice& whole) {
+  constexpr Bytes kLong = 1_MiB;
+  return size_of(whole.parameter_dtype) * whole.elements < kLong ? ParameterStores::ordinary
+                                                                 : ParameterStores::streaming;
+}
+
+AdamSlice part(const AdamSlice& slice, std::uint64_t first, std::uint64_t count) {
+  AdamSlice result = slice;
+  result.gradient = static_cast<const std::byte*>(slice.gradient) +
+                    first * size_of(slice.gradient_dtype).count;
+  result.master_weight += first;
+  result.momentum = advance(slice.momentum, slice.momentum_dtype, first);
+  result.variance = advance(slice.variance, slice.variance_dtype, first);
+  if (slice.parameter != nullptr) {
+    result.parameter = advance(slice.parameter, slice.parameter_dtype, first);
+  }
+  result.elements = count;
+  return result;
+}
 
 void check(const AdamSlice& slice) {
   require_moment("momentum", slice.momentum_dtype);
@@ -97,7 +121,7 @@ AdamScalars adam_scalars(const AdamOptions& options, double learning_rate, std::
 void adam_update(const AdamScalars& scalars, const AdamSlice& slice) {
   check(slice);
   const DefaultFloatingPoint environment;
-  adam_kernels().front().update(scalars, slice);
+  adam_kernels().front().update(scalars, slice, parameter_stores(slice));
 }
 
 void adam_update(std::span<const AdamScalars> groups, std::span<const AdamSlice> slices) {
@@ -107,7 +131,7 @@ void adam_update(std::span<const AdamScalars> groups, std::span<const AdamSlice>
   }
   const DefaultFloatingPoint environment;
   for (const auto& slice : slices) {
-    adam_kernels().front().update(groups[slice.group], slice);
+    adam_kernels().front().update(groups[slice.group], slice, parameter_stores(slice));
   }
 }
 

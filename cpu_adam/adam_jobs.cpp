@@ -50,24 +50,6 @@ void for_each_within(const std::vector<AdamRange>& ranges, std::uint64_t first, 
   }
 }
 
-void* advance(void* array, DType dtype, std::uint64_t elements) {
-  return static_cast<std::byte*>(array) + elements * size_of(dtype).count;
-}
-
-AdamSlice part(const AdamSlice& slice, std::uint64_t first, std::uint64_t count) {
-  AdamSlice result = slice;
-  result.gradient = static_cast<const std::byte*>(slice.gradient) +
-                    first * size_of(slice.gradient_dtype).count;
-  result.master_weight += first;
-  result.momentum = advance(slice.momentum, slice.momentum_dtype, first);
-  result.variance = advance(slice.variance, slice.variance_dtype, first);
-  if (slice.parameter != nullptr) {
-    result.parameter = advance(slice.parameter, slice.parameter_dtype, first);
-  }
-  result.elements = count;
-  return result;
-}
-
 // Hashes `elements` elements of `dtype` into the tile's place, if anybody wants it.
 void hash_into(std::uint64_t* hashes, std::uint64_t tile, HashFunction hash, const void* data,
                DType dtype, std::uint64_t elements) {
@@ -119,11 +101,13 @@ class UpdateJob final : public AdamJob {
     const std::uint64_t end = first + std::min(run.tile, run.whole.elements - first);
     const AdamSlice all = part(run.whole, first, end - first);
     if (run.hash != nullptr) hash_states(run.before, tile, run.hash, all);
+    const bool hashed = run.hash != nullptr && run.after[3] != nullptr;
+    const auto stores = hashed ? ParameterStores::ordinary : parameter_stores(run.whole);
     {
       const DefaultFloatingPoint environment;
       for_each_within(run.updated, first, end, [&](const AdamRange& range) {
         adam_kernels().front().update(groups_[range.group],
-                                      part(run.whole, range.first, range.count));
+                                      part(run.whole, range.first, range.count), stores);
       });
     }
     if (run.hash == nullptr) return;

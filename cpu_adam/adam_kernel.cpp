@@ -2,7 +2,7 @@
 // operation, fused where the specification fuses, so that all of them round alike.
 #include "cpu_adam/adam_kernel.h"
 
-#include <cmath>
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <iterator>
@@ -10,150 +10,14 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu_adam/adam_kernel.cpp"
-#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
+
+#include "cpu_adam/adam_vectors-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace terrace {
 namespace HWY_NAMESPACE {
-
-// Whether this instruction set converts fp16. Highway's emulation promises no rounding.
-#undef TERRACE_NATIVE_FP16
-#if (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2 && !defined(HWY_DISABLE_F16C)) || HWY_ARCH_ARM_A64
-#define TERRACE_NATIVE_FP16 1
-#else
-#define TERRACE_NATIVE_FP16 0
-#endif
-
-namespace hn = hwy::HWY_NAMESPACE;
-using Floats = hn::ScalableTag<float>;
-using Vec = hn::Vec<Floats>;
-
-HWY_INLINE Vec all(float value) { return hn::Set(Floats(), value); }
-
-// a * b + c with one rounding. Where the instruction set has none (below AVX2), Highway's MulAdd
-// rounds twice, so there the lanes go through std::fma.
-HWY_INLINE Vec fused(Vec a, Vec b, Vec c) {
-#if HWY_NATIVE_FMA
-  return hn::MulAdd(a, b, c);
-#else
-  const Floats d;
-  HWY_ALIGN float x[hn::MaxLanes(d)];
-  HWY_ALIGN float y[hn::MaxLanes(d)];
-  HWY_ALIGN float z[hn::MaxLanes(d)];
-  hn::Store(a, d, x);
-  hn::Store(b, d, y);
-  hn::Store(c, d, z);
-  for (std::size_t i = 0; i < hn::Lanes(d); ++i) z[i] = std::fma(x[i], y[i], z[i]);
-  return hn::Load(d, z);
-#endif
-}
-
-// Touches what comes later, also behind the end of the array, where it does nothing. Left to itself
-// the CPU stops at the end of every page: it is worth a tenth of an update, a third of a sum.
-HWY_INLINE void fetch_ahead(const void* p) {
-  constexpr std::uintptr_t kAheadBytes = 2048;
-  hwy::Prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(p) + kAheadBytes));
-}
-
-// Which NaN an operation on several of them returns depends on the order of its operands, which is
-// the compiler's choice, and on the architecture. One NaN for all makes results comparable.
-HWY_INLINE Vec canonical(Vec v) {
-  const hn::RebindToUnsigned<Floats> words;
-  const auto quiet_nan = hn::BitCast(Floats(), hn::Set(words, 0x7fc00000U));
-  return hn::IfThenElse(hn::IsNaN(v), quiet_nan, v);
-}
-
-// ---- loads: to_float() of dtype.h, lane by lane
-
-template <class D>
-HWY_INLINE hn::Vec<D> load(D d, const float* p) {
-  return hn::LoadU(d, p);
-}
-
-// 16-bit patterns in 32-bit lanes.
-template <class D, class T>
-HWY_INLINE auto load_bits(D, const T* p) {
-  const hn::Rebind<std::uint16_t, D> narrow;
-  return hn::PromoteTo(hn::RebindToSigned<D>(),
-                       hn::LoadU(narrow, reinterpret_cast<const std::uint16_t*>(p)));
-}
-
-template <class D>
-HWY_INLINE hn::Vec<D> load(D d, const bfloat16* p) {
-  return hn::BitCast(d, hn::ShiftLeft<16>(load_bits(d, p)));
-}
-
-template <class D>
-HWY_INLINE hn::Vec<D> load(D d, const float16* p) {
-#if TERRACE_NATIVE_FP16
-  const hn::Rebind<hwy::float16_t, D> narrow;
-  return hn::PromoteTo(d, hn::LoadU(narrow, reinterpret_cast<const hwy::float16_t*>(p)));
-#else
-  const hn::RebindToSigned<D> words;
-  const auto bits = load_bits(d, p);
-  const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(words, 0x8000)));
-  const auto magnitude = hn::ShiftLeft<13>(hn::And(bits, hn::Set(words, 0x7fff)));
-  const auto normal = hn::Add(magnitude, hn::Set(words, 112 << 23));
-  const auto infinite_or_nan = hn::Add(normal, hn::Set(words, 112 << 23));
-  // 2^-14 + f * 2^-24 less 2^-14: exact, and no subnormal operand, which would be slow.
-  const auto shifted = hn::BitCast(d, hn::Add(normal, hn::Set(words, 1 << 23)));
-  const auto subnormal = hn::BitCast(words, hn::Sub(shifted, hn::Set(d, 0x1p-14F)));
-  auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(words, 1 << 23)), subnormal, normal);
-  result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(words, 0x1f << 23)), result, infinite_or_nan);
-  return hn::BitCast(d, hn::Or(result, sign));
-#endif
-}
-
-// ---- stores: to_bfloat16() and to_float16() of dtype.h. A NaN has to be the canonical one.
-
-struct None {};  // the parameter that nobody wants
-HWY_INLINE void store(Vec, None*) {}
-HWY_INLINE void store(Vec v, float* p) { hn::StoreU(v, Floats(), p); }
-
-template <class Bits, class T>
-HWY_INLINE void store_bits(Bits bits, T* p) {
-  const hn::RebindToUnsigned<Floats> words;
-  const hn::Rebind<std::uint16_t, Floats> narrow;
-  hn::StoreU(hn::TruncateTo(narrow, hn::BitCast(words, bits)), narrow,
-             reinterpret_cast<std::uint16_t*>(p));
-}
-
-// The canonical NaN, rounded like a number, gives the canonical NaN.
-HWY_INLINE void store(Vec v, bfloat16* p) {
-  const hn::RebindToUnsigned<Floats> words;
-  const auto bits = hn::BitCast(words, v);
-  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(words, 1U));
-  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(words, 0x7fffU)));
-  store_bits(hn::ShiftRight<16>(rounded), p);
-}
-
-HWY_INLINE void store(Vec v, float16* p) {
-#if TERRACE_NATIVE_FP16
-  const hn::Rebind<hwy::float16_t, Floats> narrow;
-  hn::StoreU(hn::DemoteTo(narrow, v), narrow, reinterpret_cast<hwy::float16_t*>(p));
-#else
-  const Floats d;
-  const hn::RebindToSigned<Floats> words;
-  const auto bits = hn::BitCast(words, v);
-  const auto magnitude = hn::And(bits, hn::Set(words, 0x7fffffff));
-  const auto sign = hn::And(hn::ShiftRight<16>(bits), hn::Set(words, 0x8000));
-  const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(words, 1));
-  const auto rounded =
-      hn::Add(hn::Sub(magnitude, hn::Set(words, 0x38000000 - 0xfff)), odd);
-  const auto normal = hn::ShiftRight<13>(rounded);
-  // The unit in the last place of 0.5 is that of fp16's subnormals: the addition rounds for us.
-  const auto sum = hn::Add(hn::BitCast(d, magnitude), hn::Set(d, 0.5F));
-  const auto subnormal = hn::Sub(hn::BitCast(words, sum), hn::Set(words, 0x3f000000));
-  const auto large = hn::IfThenElse(hn::Gt(magnitude, hn::Set(words, 0x7f800000)),
-                                    hn::Set(words, 0x7e00), hn::Set(words, 0x7c00));
-  auto result =
-      hn::IfThenElse(hn::Lt(magnitude, hn::Set(words, 0x38800000)), subnormal, normal);
-  result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(words, 0x47800000)), result, large);
-  store_bits(hn::Or(result, sign), p);
-#endif
-}
 
 // ---- the update
 
@@ -179,7 +43,8 @@ struct Place {
 // The formulas of adam.h. Everything is read before anything is written: the parameter may lie on
 // the gradient.
 template <class G, class M, class V, class P>
-HWY_INLINE void update_vector(const AdamScalars& s, const Place<G, M, V, P>& at) {
+HWY_INLINE void update_vector(const AdamScalars& s, const Place<G, M, V, P>& at,
+                              bool streaming = false) {
   const Floats d;
   const Vec w_old = load(d, at.weight);
   const Vec m_old = load(d, at.momentum);
@@ -197,12 +62,32 @@ HWY_INLINE void update_vector(const AdamScalars& s, const Place<G, M, V, P>& at)
   store(canonical(m), at.momentum);
   store(canonical(v), at.variance);
   store(w, at.weight);
-  store(w, at.parameter);
+  store(w, at.parameter, streaming);
 }
 
-// The last, partial vector goes over the stack: same arithmetic, no byte outside the range touched.
+// So many vectors that a block of 16-bit elements is a cache line where vectors have 32 bytes.
+constexpr std::size_t kBlock = 4;
+
+template <class T>
+HWY_INLINE void fetch_block_ahead(const T* p) {
+  constexpr std::size_t kStep = 32 / sizeof(T);  // half a line
+  for (std::size_t i = 0; i < kBlock * hn::Lanes(Floats()); i += kStep) fetch_ahead(p + i);
+}
+
 template <class G, class M, class V, class P>
-void update_tail(const AdamScalars& s, const Place<G, M, V, P>& at, std::size_t count) {
+HWY_INLINE void update_block(const AdamScalars& s, const Place<G, M, V, P>& at, bool streaming) {
+  fetch_block_ahead(at.gradient);
+  fetch_block_ahead(at.weight);
+  fetch_block_ahead(at.momentum);
+  fetch_block_ahead(at.variance);
+  for (std::size_t j = 0; j < kBlock; ++j) {
+    update_vector(s, at + j * hn::Lanes(Floats()), streaming);
+  }
+}
+
+// Less than a vector goes over the stack: same arithmetic, no byte outside the range touched.
+template <class G, class M, class V, class P>
+void update_partial(const AdamScalars& s, const Place<G, M, V, P>& at, std::size_t count) {
   constexpr std::size_t kLanes = hn::MaxLanes(Floats());
   G gradient[kLanes] = {};
   float weight[kLanes] = {};
@@ -222,50 +107,60 @@ void update_tail(const AdamScalars& s, const Place<G, M, V, P>& at, std::size_t 
   }
 }
 
+// Elements before one at which a vector of them is aligned.
+template <class P>
+std::size_t unaligned(const P* p) {
+  const std::size_t vector_bytes = hn::Lanes(Floats()) * sizeof(P);
+  const auto over = static_cast<std::size_t>(reinterpret_cast<std::uintptr_t>(p) % vector_bytes);
+  return over == 0 ? 0 : (vector_bytes - over) / sizeof(P);
+}
+
 template <class G, class M, class V, class P>
-void update_typed(const AdamScalars& scalars, const AdamSlice& slice) {
+void update_typed(const AdamScalars& scalars, const AdamSlice& slice, ParameterStores stores) {
   const AdamScalars s = scalars;  // ours, so that no store can change it: it stays in registers
   const Place<G, M, V, P> begin{static_cast<const G*>(slice.gradient), slice.master_weight,
                                 static_cast<M*>(slice.momentum), static_cast<V*>(slice.variance),
                                 static_cast<P*>(slice.parameter)};
+  const bool streaming = stores == ParameterStores::streaming;
   const std::size_t lanes = hn::Lanes(Floats());
-  const std::size_t whole = slice.elements / lanes * lanes;
-  for (std::size_t i = 0; i < whole; i += lanes) {
-    fetch_ahead(begin.gradient + i);
-    fetch_ahead(begin.weight + i);
-    fetch_ahead(begin.momentum + i);
-    fetch_ahead(begin.variance + i);
-    update_vector(s, begin + i);
-  }
-  if (whole < slice.elements) update_tail(s, begin + whole, slice.elements - whole);
+  const std::size_t head = streaming ? std::min(unaligned(begin.parameter), slice.elements) : 0;
+  const std::size_t end = head + (slice.elements - head) / lanes * lanes;
+  if (head > 0) update_partial(s, begin, head);
+  std::size_t i = head;
+  for (; i + kBlock * lanes <= end; i += kBlock * lanes) update_block(s, begin + i, streaming);
+  for (; i < end; i += lanes) update_vector(s, begin + i, streaming);
+  if (end < slice.elements) update_partial(s, begin + end, slice.elements - end);
+  if (streaming) hwy::FlushStream();  // before another thread hears of it
 }
 
 template <class G, class M, class V>
-void update_moments(const AdamScalars& s, const AdamSlice& slice) {
-  if (slice.parameter == nullptr) return update_typed<G, M, V, None>(s, slice);
+void update_moments(const AdamScalars& s, const AdamSlice& slice, ParameterStores stores) {
+  if (slice.parameter == nullptr) {
+    return update_typed<G, M, V, None>(s, slice, ParameterStores::ordinary);
+  }
   switch (slice.parameter_dtype) {
-    case DType::fp32: return update_typed<G, M, V, float>(s, slice);
-    case DType::bf16: return update_typed<G, M, V, bfloat16>(s, slice);
-    case DType::fp16: return update_typed<G, M, V, float16>(s, slice);
+    case DType::fp32: return update_typed<G, M, V, float>(s, slice, stores);
+    case DType::bf16: return update_typed<G, M, V, bfloat16>(s, slice, stores);
+    case DType::fp16: return update_typed<G, M, V, float16>(s, slice, stores);
   }
 }
 
 template <class G>
-void update_gradient(const AdamScalars& s, const AdamSlice& slice) {
+void update_gradient(const AdamScalars& s, const AdamSlice& slice, ParameterStores stores) {
   const bool narrow_variance = slice.variance_dtype == DType::bf16;
   if (slice.momentum_dtype == DType::bf16) {
-    return narrow_variance ? update_moments<G, bfloat16, bfloat16>(s, slice)
-                           : update_moments<G, bfloat16, float>(s, slice);
+    return narrow_variance ? update_moments<G, bfloat16, bfloat16>(s, slice, stores)
+                           : update_moments<G, bfloat16, float>(s, slice, stores);
   }
-  return narrow_variance ? update_moments<G, float, bfloat16>(s, slice)
-                         : update_moments<G, float, float>(s, slice);
+  return narrow_variance ? update_moments<G, float, bfloat16>(s, slice, stores)
+                         : update_moments<G, float, float>(s, slice, stores);
 }
 
-void update(const AdamScalars& s, const AdamSlice& slice) {
+void update(const AdamScalars& s, const AdamSlice& slice, ParameterStores stores) {
   switch (slice.gradient_dtype) {
-    case DType::fp32: return update_gradient<float>(s, slice);
-    case DType::bf16: return update_gradient<bfloat16>(s, slice);
-    case DType::fp16: return update_gradient<float16>(s, slice);
+    case DType::fp32: return update_gradient<float>(s, slice, stores);
+    case DType::bf16: return update_gradient<bfloat16>(s, slice, stores);
+    case DType::fp16: return update_gradient<float16>(s, slice, stores);
   }
 }
 

@@ -106,6 +106,7 @@ void add_hardware(Topology& result) {
     const auto* cache = hwloc_get_obj_by_type(raw, type, 0);
     if (cache == nullptr) continue;
     result.last_level_cache = {cache->attr->cache.size};
+    result.last_level_caches = hwloc_get_nbobjs_by_type(raw, type);
     break;
   }
   const std::unique_ptr<hwloc_bitmap_s, BitmapDeleter> cores(hwloc_bitmap_alloc());

@@ -17,6 +17,7 @@ struct Topology {
   Bytes memory;                      // physical, or the control group's limit when that is less
   std::optional<Bytes> memory_limit; // of the control group, when there is one
   Bytes last_level_cache;            // one of them; 0 when unknown
+  int last_level_caches = 1;
   std::optional<Bytes> memlock;      // RLIMIT_MEMLOCK; absent: unlimited
   std::string huge_pages;            // "always", "madvise", "never", or "" when unknown
 };

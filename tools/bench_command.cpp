@@ -4,8 +4,10 @@
 namespace terrace::cli {
 
 void add_bench(CLI::App& app, ExitCode& code) {
-  auto* bench = app.add_subcommand("bench", "measure a training step against its floor");
+  auto* bench =
+      app.add_subcommand("bench", "measure the optimizer and a training step against their floors");
   bench->require_subcommand(1);
+  add_bench_adam(*bench, code);
   add_bench_step(*bench, code);
 }
 

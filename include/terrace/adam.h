@@ -79,7 +79,8 @@ struct AdamSlice {
   float* master_weight = nullptr;  // in and out
   void* momentum = nullptr;        // in and out
   void* variance = nullptr;        // in and out
-  void* parameter = nullptr;       // out; nullptr: not wanted
+  // out; nullptr: not wanted. One of 1 MiB and more is written past the caches.
+  void* parameter = nullptr;
   DType parameter_dtype = DType::fp32;
   std::uint64_t elements = 0;      // any number, any alignment of the element type
   DType momentum_dtype = DType::fp32;

@@ -23,7 +23,8 @@ THIRD_PARTY = {  # header: the files that may include it
     r"liburing\.h": r"nvme/uring_engine\.cpp",
     r"(oneapi/)?tbb/.*": r"cpu_adam/adam_pool\.cpp",
     r"hwloc\.h": r"tiers/topology\.cpp",
-    r"hwy/.*": r"cpu_adam/adam_kernel\.cpp|tests/aarch64/highway\.cpp",
+    r"hwy/.*": r"cpu_adam/adam_(kernel\.cpp|vectors-inl\.h)|tools/bench_adam_loops\.cpp|"
+               r"tests/aarch64/highway\.cpp",
     r"Eigen/.*": r"(tools|tests)/.*",
     r"nlohmann/.*": r"runtime/config(_.*)?\.(cpp|h)|(tools|tests)/.*",
     r"cu(da|blas|rand).*": r"tiers/cuda_.*",
@@ -32,7 +33,7 @@ THIRD_PARTY = {  # header: the files that may include it
     r"xxhash\.h": r"nvme/checksum\.cpp|tools/.*",
     r"xxh_x86dispatch\.h": r"nvme/checksum\.cpp",
     r"(CLI|fmt|spdlog)/.*": r"tools/.*",
-    r"(gtest|gmock|benchmark)/.*": r"tests/.*",
+    r"(gtest|gmock)/.*": r"tests/.*",
 }
 SYSTEM = re.compile(
     r"(sys|linux)/\w+\.h|(unistd|fcntl|errno|poll|sched|pthread|signal|time|immintrin)\.h")

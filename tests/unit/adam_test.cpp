@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cfenv>
 #include <cstdio>
 #include <cstdlib>
@@ -26,14 +27,19 @@ std::vector<AdamScalars> both_modes() {
   return {adam_scalars(adam, 1e-3, 3), adam_scalars(adamw, 1e-3, 3, 0.37 / 1024)};
 }
 
+constexpr std::array kStores{ParameterStores::ordinary, ParameterStores::streaming};
+
 void expect_as_specified(const AdamKernel& kernel, const Layout& layout, Random& random) {
   for (const auto& scalars : both_modes()) {
-    Slice actual(layout, random);
-    Slice expected = actual;
+    const Slice before(layout, random);
+    Slice expected = before;
     expected.update_as_specified(scalars);
-    kernel.update(scalars, actual.view());
-    ASSERT_TRUE(actual == expected && actual.fences_stand())
-        << kernel.instruction_set << ", " << to_string(layout);
+    for (const auto stores : kStores) {
+      Slice actual = before;
+      kernel.update(scalars, actual.view(), stores);
+      ASSERT_TRUE(actual == expected && actual.fences_stand())
+          << kernel.instruction_set << ", " << to_string(layout);
+    }
   }
 }
 
@@ -100,6 +106,7 @@ class Trapped {
 };
 
 TEST(AdamKernel, TouchesNothingOutside) {
+  auto random = seeded();
   Trapped gradient, weight, momentum, variance, parameter;
   const auto place = [](Trapped& pages, std::size_t bytes, bool at_end) {
     return at_end ? pages.end() - bytes : pages.begin();
@@ -115,7 +122,8 @@ TEST(AdamKernel, TouchesNothingOutside) {
           kernel.update(both_modes()[0],
                         {place(gradient, bytes, at_end), dtype, weights,
                          place(momentum, bytes, at_end), place(variance, bytes, at_end),
-                         place(parameter, bytes, at_end), dtype, n, moment, moment});
+                         place(parameter, bytes, at_end), dtype, n, moment, moment},
+                        kStores[random() % kStores.size()]);
         }
       }
     }
@@ -131,10 +139,10 @@ TEST(AdamKernel, SlicingDoesNotShow) {
       Slice whole(layout, random);
       Slice cut = whole;
       const auto scalars = both_modes()[random() % 2];
-      kernel.update(scalars, whole.view());
+      kernel.update(scalars, whole.view(), ParameterStores::ordinary);
       for (std::size_t first = 0; first < elements;) {
         const auto count = std::min<std::size_t>(random() % 90, elements - first);
-        kernel.update(scalars, cut.view(first, count));
+        kernel.update(scalars, cut.view(first, count), kStores[random() % kStores.size()]);
         first += count;
       }
       ASSERT_TRUE(cut == whole && cut.fences_stand()) << kernel.instruction_set;
@@ -150,8 +158,8 @@ TEST(AdamKernel, ParameterMayLieOnTheGradient) {
       Slice together = apart;
       auto view = together.view();
       together.put_parameter_on_gradient(view);
-      kernel.update(both_modes()[0], apart.view());
-      kernel.update(both_modes()[0], view);
+      kernel.update(both_modes()[0], apart.view(), ParameterStores::ordinary);
+      kernel.update(both_modes()[0], view, ParameterStores::streaming);
       EXPECT_TRUE(apart.same_state(together) && apart.parameter_is_on_gradient_of(together))
           << kernel.instruction_set << " " << to_string(dtype);
     }
