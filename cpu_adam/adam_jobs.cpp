@@ -194,7 +194,7 @@ class AdditionJob final : public AdamJob {
     GradientAddition own = addition_;
     own.gradient = static_cast<const std::byte*>(own.gradient) +
                    first * size_of(own.gradient_dtype).count;
-    own.sum = advance(own.sum, own.sum_dtype, first);
+    own.sum = static_cast<std::byte*>(own.sum) + first * size_of(own.sum_dtype).count;
     own.elements = std::min(kTileElements, addition_.elements - first);
     adam_kernels().front().add(own);
   }
