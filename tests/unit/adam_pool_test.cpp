@@ -70,6 +70,31 @@ TEST(AdamPool, TheNumberOfThreadsDoesNotShow) {
   }
 }
 
+TEST(AdamPool, AddsGradientsAsSpecified) {
+  auto random = seeded();
+  constexpr std::size_t kElements = 3 * (1 << 15) + 17;
+  for (const int threads : {1, 2, 5}) {
+    const auto pool = make_adam_pool({.threads = threads});
+    for (const auto [gradient_dtype, sum_dtype] : kAdditionDtypes) {
+      auto sum = random_array(sum_dtype, kElements, random);
+      Fenced wanted = sum;
+      std::uint64_t bytes = 0;
+      for (const bool first : {true, false, false}) {
+        auto gradient = random_array(gradient_dtype, kElements, random);
+        add_as_specified(gradient, wanted, kElements, first);
+        pool->submit_addition({1}, view(gradient, sum, kElements, first));
+        const auto completions = pool->wait();
+        ASSERT_EQ(completions.size(), 1U);
+        bytes += completions[0].bytes;
+      }
+      EXPECT_TRUE(sum == wanted);
+      EXPECT_TRUE(sum.fences_stand());
+      const auto moved = 3 * size_of(gradient_dtype).count + 5 * size_of(sum_dtype).count;
+      EXPECT_EQ(bytes, kElements * moved);
+    }
+  }
+}
+
 TEST(AdamPool, CompletesInOrderAndReports) {
   Arrays arrays(100'000);
   const auto pool = make_adam_pool({.threads = 2});

@@ -222,4 +222,30 @@ class Slice {
   Fenced gradient_, weight_, momentum_, variance_, parameter_;
 };
 
+// Of gradients and of their sum.
+struct AdditionDtypes {
+  DType gradient, sum;
+};
+inline constexpr AdditionDtypes kAdditionDtypes[] = {{DType::fp32, DType::fp32},
+                              {DType::bf16, DType::fp32},
+                              {DType::bf16, DType::bf16},
+                              {DType::fp16, DType::fp32},
+                              {DType::fp16, DType::fp16}};
+
+inline Fenced random_array(DType dtype, std::size_t elements, Random& random) {
+  Fenced array(dtype, elements, random() % 32 * size_of(dtype).count);
+  for (std::size_t i = 0; i < elements; ++i) array.set_random(i, random);
+  return array;
+}
+
+inline void add_as_specified(Fenced& gradient, Fenced& sum, std::size_t elements, bool first) {
+  for (std::size_t i = 0; i < elements; ++i) {
+    sum.set(i, stored(first ? gradient.get(i) : sum.get(i) + gradient.get(i)));
+  }
+}
+
+inline GradientAddition view(Fenced& gradient, Fenced& sum, std::size_t elements, bool first) {
+  return {gradient.at(0), gradient.dtype(), sum.at(0), sum.dtype(), first, elements};
+}
+
 }  // namespace terrace
