@@ -35,8 +35,9 @@ TrainingVerdict judge(const DriveSpeeds& speeds, const TrainingQuestion& questio
   if (question.compute_seconds) {
     const double compute = *question.compute_seconds;
     step = std::max(compute, verdict.drive_seconds);
-    verdict.serial_seconds =
-        compute + verdict.read_bytes_per_step / read + verdict.written_bytes_per_step / write;
+    const double in_turn =
+        verdict.read_bytes_per_step / read + verdict.written_bytes_per_step / write;
+    verdict.serial_seconds = compute + std::max(in_turn, verdict.drive_seconds);
     verdict.overlapped_seconds = step;
     verdict.hides = verdict.drive_seconds <= compute;
     if (compute > 0) {

@@ -32,7 +32,8 @@ struct TrainingVerdict {
   double stored_bytes = 0;            // parameters · 14
   // 4·P / read + max(26·P / optimizer, 14·P / write): what the drive needs when nothing else waits.
   double drive_seconds = 0;
-  // Nothing overlaps: compute + 16·P / read + 14·P / write. Absent without compute_seconds.
+  // Nothing overlaps: compute + max(16·P / read + 14·P / write, drive_seconds), the latter for a
+  // drive that is slower with both directions at once. Absent without compute_seconds.
   std::optional<double> serial_seconds;
   // Everything overlaps: max(compute, drive_seconds). Absent without compute_seconds.
   std::optional<double> overlapped_seconds;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <random>
 
+#include "nvme/store_lock.h"
 #include "terrace/error.h"
 #include "tools/nvme_session.h"
 #include "tools/nvme_text.h"
@@ -234,6 +235,7 @@ BenchResult run_bench(const BenchOptions& options, const BenchListener& listener
   const auto kind =
       options.engine.empty() ? IoEngineKind::automatic : parse_io_engine(options.engine);
   if (kind == IoEngineKind::memory) throw mistake("--io takes auto, io_uring or threads here");
+  refuse_one_directory_twice(options.directories);
   std::unique_ptr<Fio> fio;
   if (options.fio) fio = std::make_unique<Fio>();
   result.with_fio = options.fio;

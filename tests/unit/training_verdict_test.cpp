@@ -36,6 +36,13 @@ TEST(Verdict, Hides) {
   EXPECT_EQ(*verdict.drives_needed, 1U);
 }
 
+// A drive that mixes badly: 4/4 + 26/3 s with both directions at once, 16/4 + 14/100 s in turn.
+TEST(Verdict, OverlappedIsNeverLongerThanSerial) {
+  const auto verdict = judge({4.0, 100.0, 3.0}, {1e9, 0.5, {}, 1});
+  EXPECT_DOUBLE_EQ(*verdict.overlapped_seconds, 1 + 26.0 / 3);
+  EXPECT_DOUBLE_EQ(*verdict.serial_seconds, 0.5 + 1 + 26.0 / 3);
+}
+
 // 80 s on the drive against 30 s of compute: 2.67 drives.
 TEST(Verdict, DoesNotHide) {
   const auto verdict = judge(kDrive, {1e10, 30.0, {}, 1});
