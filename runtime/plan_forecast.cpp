@@ -79,6 +79,8 @@ Forecast forecast_of(const EnginePlan& plan, const PlannerInput& input) {
     const double share = 1.0 / static_cast<double>(input.durability.commit_interval);
     result.step_seconds += share * (result.durability.commit_step_seconds - result.step_seconds);
   }
+  result.exposed_seconds =
+      std::max(0.0, result.step_seconds - at(result.lanes, Lane::compute).seconds);
   for (const Lane lane : kLanes) {
     if (at(result.lanes, lane).seconds > at(result.lanes, result.bottleneck).seconds) {
       result.bottleneck = lane;

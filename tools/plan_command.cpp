@@ -111,6 +111,7 @@ struct PlanCommand {
         count_text(count), gpt.layers, gpt.width, gpt.heads, gpt.context,
         batch_text(gpt.batch, config),
         to_string(Bytes{count * (12 + 2 * size_of(gpt.parameter_dtype).count)}));
+    for (const auto& note : config.notes) fmt::print("note: {}\n", note);
     fmt::print("{}{}", plan_text(plan.forecast), updates_text(config, plan.forecast));
     const double tokens = static_cast<double>(gpt.rows()) * config.micro_batches;
     fmt::print("  {:.0f} tokens/s; {} operations per step, planned in {}\n",

@@ -119,9 +119,12 @@ std::string plan_text(const Forecast& forecast) {
                    lane == forecast.bottleneck ? "  <- bottleneck" : "");
   }
   text += durability_text(forecast.durability, forecast.step_seconds);
-  fmt::format_to(out, "  forecast: {} per step, {:.2f} times the bottleneck's floor\n",
+  fmt::format_to(out,
+                 "  forecast: {} per step, {:.2f} times the bottleneck's floor; {} of it not beneath "
+                 "compute\n",
                  duration_text(forecast.step_seconds),
-                 forecast.step_seconds / at(forecast.lanes, forecast.bottleneck).seconds);
+                 forecast.step_seconds / at(forecast.lanes, forecast.bottleneck).seconds,
+                 duration_text(forecast.exposed_seconds));
   return text;
 }
 

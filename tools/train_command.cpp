@@ -385,6 +385,7 @@ class TrainRun {
           {"floor_seconds", at(forecast.lanes, lane).seconds}};
     }
     out["forecast"] = {{"step_seconds", forecast.step_seconds},
+                       {"exposed_seconds", forecast.exposed_seconds},
                        {"bottleneck", to_string(forecast.bottleneck)}};
     out["stall_seconds"] = stall_seconds_;
     out["io"] = {{"engine", stats_.io.engine},

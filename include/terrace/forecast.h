@@ -50,6 +50,7 @@ struct DurabilityForecast {
 
 struct Forecast {
   double step_seconds = 0;           // in steady state; the mean when only some steps commit
+  double exposed_seconds = 0;        // of it, in which compute waits for another lane
   Lane bottleneck = Lane::compute;   // the lane with the highest floor
   PerLane<LaneForecast> lanes;
   PerTier<TierForecast> tiers;
