@@ -8,6 +8,7 @@
 #include "terrace/error.h"
 #include "terrace/io_engine.h"
 #include "tiers/host_memory.h"
+#include "tiers/topology.h"
 
 namespace terrace {
 namespace {
@@ -59,7 +60,9 @@ void measure_adam(const Config& config, DType gradient_dtype, DType parameter_dt
                   Speeds& speeds) {
   constexpr std::uint64_t kElements = 1 << 20;
   std::vector<float> arrays(kElements * 5);
-  const auto pool = make_adam_pool({config.adam_threads, config.throttle.adam_gb_s});
+  const auto home = numa_home(detect_topology(), config.numa_node, 0, 1);
+  const auto pool = make_adam_pool(
+      {config.adam_threads, config.throttle.adam_gb_s, home.ranks, home.cpus});
   const auto scalars = adam_scalars(config.optimizer, config.learning_rate, 1);
   AdamSlice slice;
   slice.gradient = arrays.data();

@@ -142,6 +142,9 @@ void read_terrace_block(ConfigReader& r, ConfigDraft& draft) {
     config.speeds.adam_gb_s = speed(s, "adam_gb_s");
     config.speeds.compute_tflops = speed(s, "compute_tflops");
   });
+  if (const auto node = r.count("numa_node", {.least = 0, .most = 1023})) {
+    config.numa_node = static_cast<int>(*node);
+  }
   config.trace = r.text("trace").value_or("");
 }
 

@@ -71,9 +71,11 @@ EngineImpl::EngineImpl(const Config& config, const ModelSpec& model, const Initi
   const auto& map = plans_->engine.map;
   trace_ = std::move(ports.trace);
   if (!trace_ && !config.trace.empty()) trace_ = make_trace_writer(config.trace);
-  adam_ = make_adam_pool({config.adam_threads, config.throttle.adam_gb_s});
+  const auto home = numa_home(detect_topology(), config.numa_node, 0, 1);
+  adam_ = make_adam_pool(
+      {config.adam_threads, config.throttle.adam_gb_s, home.ranks, home.cpus});
   store_ = std::make_unique<TensorStore>(*device_, at(map.peak, Tier::hbm),
-                                         at(map.peak, Tier::dram));
+                                         at(map.peak, Tier::dram), home.cpus);
   auto make_io = ports.io_engine;
   if (!make_io) make_io = [&] { return make_io_engine(config_.io); };
   thread_.emplace(make_io, [&](IoEngine& io) { return open(io); },

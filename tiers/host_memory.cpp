@@ -1,12 +1,15 @@
 #include "tiers/host_memory.h"
 
+#include <sched.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <string>
+#include <thread>
 
 #include "terrace/error.h"
 #include "tiers/topology.h"
@@ -50,12 +53,14 @@ void populate(std::span<std::byte> memory) {
 
 }  // namespace
 
-HostMemory::HostMemory(Bytes size, Device* device, Bytes pinned_piece) : device_(device) {
+HostMemory::HostMemory(Bytes size, Device* device, Bytes pinned_piece,
+                       const std::vector<int>& cpus)
+    : device_(device) {
   TERRACE_CHECK(size.count > 0 && pinned_piece.count > 0);
   check_available(size);
   map(round_up(size, kPage));
   try {
-    populate(memory_);
+    populate_from(cpus);
     if (device_ != nullptr) pin(pinned_piece);
   } catch (...) {
     unpin();
@@ -86,6 +91,27 @@ void HostMemory::map(Bytes size) {
     ::madvise(begin, size.count, MADV_HUGEPAGE);  // a wish: small pages do as well
   }
   memory_ = {begin, size.count};
+}
+
+// A thread of its own, since the caller's CPUs are the caller's matter. One that cannot be bound
+// populates all the same.
+void HostMemory::populate_from(const std::vector<int>& cpus) {
+  if (cpus.empty()) return populate(memory_);
+  std::exception_ptr error;
+  std::thread([&] {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (const int cpu : cpus) {
+      if (cpu < CPU_SETSIZE) CPU_SET(static_cast<unsigned>(cpu), &set);
+    }
+    ::sched_setaffinity(0, sizeof set, &set);
+    try {
+      populate(memory_);
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }).join();
+  if (error) std::rethrow_exception(error);
 }
 
 void HostMemory::pin(Bytes piece) {

@@ -18,9 +18,11 @@ class HostMemory {
   static constexpr Bytes kMaxPinned = 64_GiB;
 
   // Pins through `device` (which must outlive this) unless it is nullptr, in pieces of at most
-  // `pinned_piece`, all of them or none. Throws Error(out_of_budget) naming the bytes wanted and
-  // those available, or what Device::pin throws. `size` is above 0.
-  HostMemory(Bytes size, Device* device, Bytes pinned_piece = kMaxPinned);
+  // `pinned_piece`, all of them or none. First touched from these CPUs (none: from any), so that it
+  // lies on their NUMA node as far as there is room. Throws Error(out_of_budget) naming the bytes
+  // wanted and those available, or what Device::pin throws. `size` is above 0.
+  HostMemory(Bytes size, Device* device, Bytes pinned_piece = kMaxPinned,
+             const std::vector<int>& cpus = {});
   // Unpins. No copy may be in flight.
   ~HostMemory();
   HostMemory(const HostMemory&) = delete;
@@ -31,6 +33,7 @@ class HostMemory {
 
  private:
   void map(Bytes size);
+  void populate_from(const std::vector<int>& cpus);
   void pin(Bytes piece);
   void unpin() noexcept;
 

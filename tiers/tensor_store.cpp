@@ -4,8 +4,9 @@
 
 namespace terrace {
 
-TensorStore::TensorStore(Device& device, Bytes hbm, Bytes dram) : device_(device), hbm_size_(hbm) {
-  if (dram.count > 0) dram_.emplace(dram, &device);
+TensorStore::TensorStore(Device& device, Bytes hbm, Bytes dram, const std::vector<int>& cpus)
+    : device_(device), hbm_size_(hbm) {
+  if (dram.count > 0) dram_.emplace(dram, &device, HostMemory::kMaxPinned, cpus);
   if (hbm.count > 0) hbm_ = device.allocate(hbm);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <vector>
 
 #include "terrace/device.h"
 #include "terrace/types.h"
@@ -14,8 +15,9 @@ namespace terrace {
 // thread.
 class TensorStore {
  public:
-  // Throws Error(out_of_budget) when the machine or the device has less.
-  TensorStore(Device& device, Bytes hbm, Bytes dram);
+  // The arena lies where `cpus` are; see HostMemory. Throws Error(out_of_budget) when the machine
+  // or the device has less.
+  TensorStore(Device& device, Bytes hbm, Bytes dram, const std::vector<int>& cpus = {});
   ~TensorStore();
   TensorStore(const TensorStore&) = delete;
   TensorStore& operator=(const TensorStore&) = delete;

@@ -13,7 +13,9 @@
 #include <memory>
 #include <sstream>
 #include <string_view>
+#include <utility>
 
+#include "terrace/error.h"
 
 namespace terrace {
 namespace {
@@ -95,12 +97,26 @@ struct BitmapDeleter {
   void operator()(hwloc_bitmap_s* bitmap) const { hwloc_bitmap_free(bitmap); }
 };
 
-void add_hardware(Topology& result) {
+void add_nodes(hwloc_topology_t topology, hwloc_const_cpuset_t usable, Topology& result) {
+  const std::unique_ptr<hwloc_bitmap_s, BitmapDeleter> own(hwloc_bitmap_alloc());
+  hwloc_obj_t node = nullptr;
+  while ((node = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, node)) != nullptr) {
+    NumaNode found{static_cast<int>(node->os_index), {}, {node->attr->numanode.local_memory}};
+    hwloc_bitmap_and(own.get(), node->cpuset, usable);
+    for (int cpu = hwloc_bitmap_first(own.get()); cpu >= 0;
+         cpu = hwloc_bitmap_next(own.get(), cpu)) {
+      found.cpus.push_back(cpu);
+    }
+    if (!found.cpus.empty()) result.numa_nodes.push_back(std::move(found));
+  }
+}
+
+void add_hardware(Topology& result, const std::string& synthetic) {
   hwloc_topology_t raw = nullptr;
   if (hwloc_topology_init(&raw) != 0) return;
   const std::unique_ptr<hwloc_topology, TopologyDeleter> topology(raw);
+  if (!synthetic.empty() && hwloc_topology_set_synthetic(raw, synthetic.c_str()) != 0) return;
   if (hwloc_topology_load(raw) != 0) return;
-  result.numa_nodes = std::max(1, hwloc_get_nbobjs_by_type(raw, HWLOC_OBJ_NUMANODE));
   result.memory = {hwloc_get_root_obj(raw)->total_memory};
   for (const auto type : {HWLOC_OBJ_L3CACHE, HWLOC_OBJ_L2CACHE}) {
     const auto* cache = hwloc_get_obj_by_type(raw, type, 0);
@@ -110,17 +126,39 @@ void add_hardware(Topology& result) {
     break;
   }
   const std::unique_ptr<hwloc_bitmap_s, BitmapDeleter> cores(hwloc_bitmap_alloc());
-  if (hwloc_get_cpubind(raw, cores.get(), HWLOC_CPUBIND_PROCESS) != 0) {
+  if (!synthetic.empty() ||
+      hwloc_get_cpubind(raw, cores.get(), HWLOC_CPUBIND_PROCESS) != 0) {
     hwloc_bitmap_copy(cores.get(), hwloc_topology_get_allowed_cpuset(raw));
   }
   result.cores = std::max(1, hwloc_bitmap_weight(cores.get()));
+  add_nodes(raw, cores.get(), result);
 }
 
 }  // namespace
 
-Topology detect_topology(const std::string& root) {
+NumaHome numa_home(const Topology& topology, std::optional<int> node, int rank, int ranks) {
+  const auto& nodes = topology.numa_nodes;
+  if (node) {
+    std::string known;
+    for (const auto& other : nodes) {
+      if (other.number == *node) return {other.cpus, ranks};
+      known += (known.empty() ? "" : ", ") + std::to_string(other.number);
+    }
+    throw Error(ErrorCode::invalid_argument,
+                "NUMA node " + std::to_string(*node) + " has no CPU for this process; " +
+                    (known.empty() ? "the system tells of none" : "there are " + known));
+  }
+  const int count = static_cast<int>(nodes.size());
+  if (ranks <= 1 || count <= 1) return {{}, ranks};
+  const auto node_of = [&](int r) { return r * count / ranks; };
+  NumaHome home{nodes[static_cast<std::size_t>(node_of(rank))].cpus, 0};
+  for (int r = 0; r < ranks; ++r) home.ranks += node_of(r) == node_of(rank) ? 1 : 0;
+  return home;
+}
+
+Topology detect_topology(const std::string& root, const std::string& synthetic) {
   Topology result;
-  add_hardware(result);
+  add_hardware(result, synthetic);
   // The topology library may miss memory that was added while the machine ran.
   const Bytes pages{static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
                     static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE))};

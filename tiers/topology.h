@@ -6,14 +6,22 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "terrace/types.h"
 
 namespace terrace {
 
+// A NUMA node, by the system's number: its memory, and those of its CPUs that this process may use.
+struct NumaNode {
+  int number = 0;
+  std::vector<int> cpus;
+  Bytes memory;
+};
+
 struct Topology {
   int cores = 1;                     // that this process may use
-  int numa_nodes = 1;
+  std::vector<NumaNode> numa_nodes;  // that have such CPUs
   Bytes memory;                      // physical, or the control group's limit when that is less
   std::optional<Bytes> memory_limit; // of the control group, when there is one
   Bytes last_level_cache;            // one of them; 0 when unknown
@@ -22,7 +30,19 @@ struct Topology {
   std::string huge_pages;            // "always", "madvise", "never", or "" when unknown
 };
 
-Topology detect_topology(const std::string& root = "");
+// `synthetic`: the hardware that hwloc makes of this description, "numa:2 core:4 pu:2", for tests.
+Topology detect_topology(const std::string& root = "", const std::string& synthetic = "");
+
+// Where a rank keeps its memory and its workers.
+struct NumaHome {
+  std::vector<int> cpus;  // of one node; empty: anywhere
+  int ranks = 1;          // that share them
+};
+
+// `node` is what the user asked for. Otherwise a rank that is alone uses the whole machine, and
+// several ranks are dealt to the nodes in equal runs. `rank` counts from 0 on this machine.
+// Throws Error(invalid_argument) naming the nodes that there are.
+NumaHome numa_home(const Topology& topology, std::optional<int> node, int rank, int ranks);
 
 // The control groups (version 1 or 2) between this process and the root.
 struct ControlGroupMemory {

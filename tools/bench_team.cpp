@@ -10,7 +10,7 @@ namespace terrace::cli {
 Team::Team(int threads)
     : threads_(threads),
       allowed_(CpuSet::of_this_thread()),
-      bound_(detect_topology().numa_nodes > 1 && threads <= allowed_.count()) {
+      bound_(detect_topology().numa_nodes.size() > 1 && threads <= allowed_.count()) {
   bind(0);
   for (int thread = 1; thread < threads; ++thread) {
     others_.emplace_back([this, thread] { serve(thread); });

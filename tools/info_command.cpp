@@ -23,7 +23,7 @@ void show_machine() {
   const auto machine = detect_topology();
   fmt::print("machine\n");
   line("cores", std::to_string(machine.cores));
-  line("NUMA nodes", std::to_string(machine.numa_nodes));
+  line("NUMA nodes", std::to_string(machine.numa_nodes.size()));
   line("memory", to_string(machine.memory) +
                      (machine.memory_limit ? " (the control group's limit)" : ""));
   line("last-level cache", to_string(machine.last_level_cache));

@@ -257,7 +257,7 @@ json environment() {
           {"kernel", system.release},
           {"architecture", system.machine},
           {"cores", machine.cores},
-          {"numa_nodes", machine.numa_nodes},
+          {"numa_nodes", machine.numa_nodes.size()},
           {"memory_bytes", machine.memory.count},
           {"memlock_bytes", machine.memlock ? json(machine.memlock->count) : json(nullptr)}};
 }

@@ -120,8 +120,8 @@ std::string plan_text(const Forecast& forecast) {
   }
   text += durability_text(forecast.durability, forecast.step_seconds);
   fmt::format_to(out,
-                 "  forecast: {} per step, {:.2f} times the bottleneck's floor; {} of it not beneath "
-                 "compute\n",
+                 "  forecast: {} per step, {:.2f} times the bottleneck's floor; {} of it not "
+                 "beneath compute\n",
                  duration_text(forecast.step_seconds),
                  forecast.step_seconds / at(forecast.lanes, forecast.bottleneck).seconds,
                  duration_text(forecast.exposed_seconds));

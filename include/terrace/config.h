@@ -127,6 +127,9 @@ struct Config {
 
   IoEngineOptions io;
   int adam_threads = 0;          // 0: one per core
+  // The arena in RAM lies on this NUMA node and the optimizer's workers stay on its CPUs. Absent:
+  // the whole machine.
+  std::optional<int> numa_node;
   std::string trace;             // path of a trace file; empty: none
 
   // Absent: the trainer decides (the dtypes of ModelSpec win over the config).

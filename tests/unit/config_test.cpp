@@ -193,6 +193,8 @@ TEST(Config, WrongTypesNameKeyFoundAndExpected) {
   expect_refused(own(R"("nvme": ["/nvme0"])"), {"terrace.nvme[0]: an object", "\"/nvme0\""});
   expect_refused(own(R"("budget": {"dram": []})"), {"terrace.budget.dram: a size", "a list"});
   expect_refused(own(R"("trace": {})"), {"terrace.trace: a text", "an object"});
+  expect_refused(own(R"("numa_node": "all")"), {"terrace.numa_node", "all"});
+  EXPECT_EQ(parse_config(own(R"("numa_node": 1)")).numa_node, 1);
   expect_refused("[]", {"an object in braces is expected, not a list"});
   expect_refused("3", {"an object", "the number 3"});
 }
