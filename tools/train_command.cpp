@@ -241,10 +241,11 @@ class TrainRun {
     ++skips_in_this_run_;
     const auto where = fmt::format("gradient {}[{}] is not finite", report.bad_tensor,
                                    report.bad_index);
-    const auto scale = config_.loss_scale.enabled
-                           ? fmt::format(" with loss scale {}; the next is {}",
-                                         report.loss_scale, report.next_loss_scale)
-                           : std::string{};
+    std::string scale;
+    if (config_.loss_scale.enabled) scale = fmt::format(" with loss scale {}", report.loss_scale);
+    if (report.next_loss_scale != report.loss_scale) {
+      scale += fmt::format("; the next is {}", report.next_loss_scale);
+    }
     progress.tell(fmt::format("batch {} is passed by: {}{}", batches_, where, scale));
     if (++skips_in_a_row_ < kMostSkips) return;
     throw Error(ErrorCode::unavailable,
