@@ -31,7 +31,7 @@ LoadMemory::LoadMemory(std::uint64_t bytes, std::uint64_t seed)
   if (memory == MAP_FAILED) {
     throw Error(ErrorCode::unavailable, "there is no memory for the bench's buffers (" +
                                             to_string(Bytes{2 * bytes_}) +
-                                            "); free some or lower --buffers");
+                                            "); free some");
   }
   base_ = static_cast<std::byte*>(memory);
   // Both only make things faster; a refusal changes nothing.

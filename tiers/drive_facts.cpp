@@ -317,6 +317,10 @@ DriveFacts drive_facts(const std::string& directory, const std::string& root) {
     throw Error(ErrorCode::io, "the directory " + directory + " cannot be used: " +
                                    std::strerror(errno) + "; create it or name another one");
   }
+  if (!S_ISDIR(status.st_mode)) {
+    throw Error(ErrorCode::invalid_argument,
+                directory + " is no directory; name one on the drive: it is measured by a file");
+  }
   DriveFacts facts;
   facts.free = {static_cast<std::uint64_t>(space.f_bavail) * space.f_frsize};
   facts.size = {static_cast<std::uint64_t>(space.f_blocks) * space.f_frsize};

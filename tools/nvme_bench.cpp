@@ -25,7 +25,9 @@ constexpr std::uint64_t operator""_M(unsigned long long n) { return n << 20; }
 constexpr double kTogetherWeight = 25;
 constexpr double kLeastSeconds = 5;
 constexpr double kMostSeconds = 24 * 3600;
-constexpr double kMargin = 0.04;  // of the time, for what no phase accounts for
+// Of the time, for what no phase accounts for: buffers, the file's end, the last slice's overrun.
+constexpr double kMargin = 0.04;
+constexpr double kLeastMarginSeconds = 0.9;
 constexpr double kLeastFioSeconds = 5;
 constexpr Bytes kLeastFile = 64_MiB;
 constexpr Bytes kLeastWriteLimit = 256_MiB;
@@ -264,7 +266,7 @@ BenchResult run_bench(const BenchOptions& options, const BenchListener& listener
   const double drive_weight =
       PhaseWeights::own(result.effort) + (fio ? PhaseWeights::fio(result.effort) : 0.0);
   bench::TimePlan plan(
-      begin, from_seconds(length * (1 - kMargin)),
+      begin, from_seconds(length - std::max(length * kMargin, kLeastMarginSeconds)),
       drive_weight * static_cast<double>(sessions.size()) + (several ? kTogetherWeight : 0.0));
   for (auto& session : sessions) session->run(plan);
   if (several) {

@@ -98,6 +98,7 @@ def bad_input():
                    "before anything is done", result)
         refused(nvme("bench"), "directory is required")
         refused(nvme("bench", drive, drive + "/."), "are one directory; name each drive once")
+        refused(nvme("bench", "/dev/null"), "/dev/null is no directory")
         refused(nvme("bench", place.at("none")), "none cannot be used", "create it")
         refused(nvme("tune", drive, "--emit", "other"), "deepspeed")
         refused(nvme("tune", drive, "--out", place.at("no/such/file")), "cannot be written")
