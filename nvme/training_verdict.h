@@ -10,7 +10,7 @@ namespace terrace::bench {
 inline constexpr double kFetchBytes = 4;       // read: 2 in forward, 2 in backward
 inline constexpr double kStateReadBytes = 12;  // master weight, momentum, variance
 inline constexpr double kWrittenBytes = 14;    // the three states and the new parameter
-inline constexpr double kStoredBytes = 14;     // on the drive; twice that with two slots
+inline constexpr double kStoredBytes = 26;     // on the drive: the states in two slots
 
 // GB/s, of one drive.
 struct DriveSpeeds {
@@ -29,7 +29,7 @@ struct TrainingQuestion {
 struct TrainingVerdict {
   double read_bytes_per_step = 0;     // parameters · (4 + 12)
   double written_bytes_per_step = 0;  // parameters · 14
-  double stored_bytes = 0;            // parameters · 14
+  double stored_bytes = 0;            // parameters · 26
   // 4·P / read + max(26·P / optimizer, 14·P / write): what the drive needs when nothing else waits.
   double drive_seconds = 0;
   // Nothing overlaps: compute + max(16·P / read + 14·P / write, drive_seconds), the latter for a

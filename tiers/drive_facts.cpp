@@ -158,6 +158,7 @@ std::string smart_log(const std::string& device, const std::string& root) {
 void add_members(DriveFacts& facts, const fs::path& drive, const std::string& root, int nesting) {
   const auto backing = first_line(drive / "loop/backing_file");
   if (!backing.empty()) facts.members.push_back(backing);
+  if (!backing.empty() && first_line(drive / "loop/dio") == "0") facts.cached_loop = true;
   double sum = 0;
   bool known = true;
   for (const auto& slave : folders(drive / "slaves", "")) {
@@ -317,9 +318,10 @@ DriveFacts drive_facts(const std::string& directory, const std::string& root) {
     throw Error(ErrorCode::io, "the directory " + directory + " cannot be used: " +
                                    std::strerror(errno) + "; create it or name another one");
   }
-  if (!S_ISDIR(status.st_mode)) {
+  if (!S_ISDIR(status.st_mode) && !S_ISREG(status.st_mode)) {
     throw Error(ErrorCode::invalid_argument,
-                directory + " is no directory; name one on the drive: it is measured by a file");
+                directory + " is neither a directory nor a regular file; name a directory on the "
+                            "drive");
   }
   DriveFacts facts;
   facts.free = {static_cast<std::uint64_t>(space.f_bavail) * space.f_frsize};

@@ -46,6 +46,7 @@ struct DriveFacts {
   std::string upper_directory;  // of an overlay: where its files really are
   std::string device;  // "nvme0n1"; the whole drive, not the partition; "dm-0" for a volume
   std::vector<std::string> members;  // of a volume or RAID; the file behind a loop device
+  bool cached_loop = false;          // a loop device whose file goes through the page cache
   std::string folder;                // the device's folder under /sys, for its counters
   std::string model;
   std::string scheduler;

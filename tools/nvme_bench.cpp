@@ -73,17 +73,23 @@ void check_positive(const char* option, std::optional<double> value, const char*
   throw mistake(fmt::format("{} takes a positive number of {}", option, unit));
 }
 
-// Two directories on one device measure it twice.
-void note_same_device(const std::vector<DriveResult>& drives, TogetherResult& together) {
+// Two directories on one device would measure it twice, and pass for two drives.
+void refuse_same_device(const std::vector<DriveResult>& drives) {
+  for (std::size_t i = 0; i < drives.size(); ++i) {
+    for (std::size_t j = i + 1; j < drives.size(); ++j) {
+      const auto& device = drives[i].facts.device;
+      if (device.empty() || device != drives[j].facts.device) continue;
+      throw mistake(drives[i].directory + " and " + drives[j].directory + " are both on " + device +
+                    ": one drive, not two; name one directory on each drive");
+    }
+  }
+}
+
+void note_common_links(const std::vector<DriveResult>& drives, TogetherResult& together) {
   for (std::size_t i = 0; i < drives.size(); ++i) {
     for (std::size_t j = i + 1; j < drives.size(); ++j) {
       const auto& a = drives[i];
       const auto& b = drives[j];
-      if (!a.facts.device.empty() && a.facts.device == b.facts.device) {
-        together.notes.push_back(a.directory + " and " + b.directory + " are both on " +
-                                 a.facts.device + ": one drive, not two");
-        continue;
-      }
       for (const auto& link : common_links(a.facts, b.facts)) {
         if (link.gb_s >= a.facts.ceiling_gb_s.value_or(0) + b.facts.ceiling_gb_s.value_or(0)) {
           continue;
@@ -181,7 +187,7 @@ std::optional<TogetherResult> measure_together(BenchResult& result, Sessions& se
     if (set.size() == 2) pairs.push_back({set[0], set[1], reads[i]});
   }
   together.uplinks = bench::shared_uplinks(alone, pairs);
-  note_same_device(result.drives, together);
+  note_common_links(result.drives, together);
   return together;
 }
 
@@ -260,6 +266,7 @@ BenchResult run_bench(const BenchOptions& options, const BenchListener& listener
     result.drives.back().directory = directory;
     result.drives.back().facts = sessions.back()->facts();
   }
+  refuse_same_device(result.drives);
   listener.introduce(introduction(result, sessions));
   const double length = result.effort.seconds + (fio ? result.effort.fio_seconds : 0);
   const bool several = sessions.size() > 1;

@@ -16,6 +16,7 @@
 #include "tools/nvme_json.h"
 #include "tools/nvme_text.h"
 #include "tools/nvme_tune.h"
+#include "tools/result_file.h"
 
 namespace terrace::cli {
 namespace {
@@ -81,15 +82,18 @@ struct BenchCommand {
   std::string html;
 
   int run() const {
-    check_writable(json, "--json");
-    check_writable(html, "--html");
+    if (!json.empty() && json == html) {
+      throw Error(ErrorCode::invalid_argument, "--json and --html name one file; name two");
+    }
+    const ResultFile json_file(json, "--json");
+    const ResultFile html_file(html, "--html");
     const auto result = bench_with_progress(bench);
     const bool color = ::isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr;
     fmt::print("{}", result_text(result, {color}));
     fmt::print("took {:.1f} s\n", result.seconds);
     const auto text = to_json(result).dump(2) + "\n";
-    if (!json.empty()) write_file(json, text);
-    if (!html.empty()) write_file(html, html_report(result, text));
+    if (json_file.wanted()) json_file.write(text);
+    if (html_file.wanted()) html_file.write(html_report(result, text));
     return exit_code(result);
   }
 };
@@ -101,14 +105,14 @@ struct TuneCommand {
 
   int run() const {
     const bool deepspeed = emit == "deepspeed";
-    if (out != "-") check_writable(out, "--out");
+    const ResultFile file(out == "-" ? std::string{} : out, "--out");
     const auto result = bench_with_progress(bench);
     if (result.interrupted) return 130;
     const auto text = deepspeed ? deepspeed_config(result) : tuned_config(result);
     if (out.empty() && !deepspeed) {
       write_to_drives(result);
-    } else if (!out.empty() && out != "-") {
-      write_file(out, text);
+    } else if (file.wanted()) {
+      file.write(text);
       fmt::print("written to {}\n", out);
     }
     fmt::print("{}", text);
@@ -122,7 +126,7 @@ struct TuneCommand {
       BenchResult alone;
       alone.drives.push_back(drive);
       const auto path = drive.directory + "/" + kTunedFile;
-      write_file(path, tuned_config(alone));
+      ResultFile(path, "the tuned file").write(tuned_config(alone));
       fmt::print("written to {}; terrace train --nvme {} uses it\n", path, drive.directory);
     }
   }

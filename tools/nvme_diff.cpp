@@ -26,17 +26,26 @@ std::string label(const Key& key) {
          cell_text({bench::parse_pattern(pattern), block, depth, threads});
 }
 
-// Drives are compared in their order: directories may have other names on another machine.
-std::map<Key, std::vector<double>> cells_of(const json& bench) {
+struct Speeds {
+  std::string label;
+  std::vector<double> samples;
+};
+
+// Drives are compared in their order: directories may have other names on another machine. Beside
+// the sweep a pattern is compared with itself, whatever setting it was measured at.
+std::map<Key, Speeds> cells_of(const json& bench) {
   std::vector<std::string> directories;
   for (const auto& drive : bench.at("drives")) directories.push_back(drive.at("directory"));
-  std::map<Key, std::vector<double>> cells;
+  std::map<Key, Speeds> cells;
   for (const auto& cell : bench.at("cells")) {
     const auto place = std::ranges::find(directories, cell.at("directory").get<std::string>());
-    cells[{static_cast<std::size_t>(place - directories.begin()), cell.at("sweep").get<bool>(),
-           cell.at("pattern").get<std::string>(), cell.at("block_bytes").get<std::uint64_t>(),
-           cell.at("depth").get<std::uint32_t>(), cell.at("threads").get<std::uint32_t>()}] =
-        cell.at("samples_gb_s").get<std::vector<double>>();
+    Key key{static_cast<std::size_t>(place - directories.begin()), cell.at("sweep").get<bool>(),
+            cell.at("pattern").get<std::string>(), cell.at("block_bytes").get<std::uint64_t>(),
+            cell.at("depth").get<std::uint32_t>(), cell.at("threads").get<std::uint32_t>()};
+    Speeds speeds{label(key), cell.at("samples_gb_s").get<std::vector<double>>()};
+    auto& [drive, sweep, pattern, block, depth, threads] = key;
+    if (!sweep && threads == 1) block = depth = 0;
+    cells[key] = std::move(speeds);
   }
   return cells;
 }
@@ -67,11 +76,17 @@ void compare_cells(const json& before, const json& after, BenchDiff& diff) {
       ++lost;
       continue;
     }
-    const auto change = bench::compare_sets(old_speeds, found->second);
-    diff.cells.push_back({label(key), std::get<1>(key), bench::median(old_speeds),
-                          bench::median(found->second), std::max(kLeastChange, change.noise),
-                          change.p_value, false});
+    const auto& [was, old_samples] = old_speeds;
+    const auto& [is, new_samples] = found->second;
+    const auto change = bench::compare_sets(old_samples, new_samples);
+    diff.cells.push_back({was == is ? was : was + ", now " + is, std::get<1>(key),
+                          bench::median(old_samples), bench::median(new_samples),
+                          std::max(kLeastChange, change.noise), change.p_value, false});
     p_values.push_back(change.p_value);
+  }
+  if (diff.cells.empty()) {
+    throw Error(ErrorCode::invalid_argument,
+                "the two results have no measurement in common: there is nothing to compare");
   }
   const auto counts = bench::significant(p_values);
   for (std::size_t i = 0; i < diff.cells.size(); ++i) {
@@ -117,6 +132,11 @@ void compare_drives(const json& before, const json& after, BenchDiff& diff) {
 BenchDiff diff_benches(const json& before, const json& after) {
   BenchDiff diff;
   try {
+    if (before.at("format") != after.at("format")) {
+      throw Error(ErrorCode::invalid_argument,
+                  "the two results are of different formats: " + short_text(before.at("format")) +
+                      " and " + short_text(after.at("format")) + "; measure again");
+    }
     compare_values(before.at("environment"), after.at("environment"), "", diff.facts);
     compare_drives(before, after, diff);
     compare_cells(before, after, diff);

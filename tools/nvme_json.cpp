@@ -4,13 +4,10 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
 
-#include "terrace/error.h"
 #include "tiers/topology.h"
 
 namespace terrace::cli {
@@ -297,33 +294,6 @@ json to_json(const BenchResult& result) {
   for (const auto& model : result.verdicts) out["verdict"].push_back(to_json(model));
   if (result.together) out["together"] = to_json(*result.together, result.drives);
   return out;
-}
-
-void check_writable(const std::string& path, const std::string& option) {
-  if (path.empty()) return;
-  const auto folder = std::filesystem::path(path).parent_path();
-  const bool there = std::filesystem::exists(path);
-  const std::string place = there ? path : (folder.empty() ? std::string(".") : folder.string());
-  if (::access(place.c_str(), W_OK) == 0 && !std::filesystem::is_directory(path)) return;
-  throw Error(ErrorCode::io,
-              option + " " + path + " cannot be written; name a file in a writable directory");
-}
-
-void write_file(const std::string& path, const std::string& text) {
-  const auto fresh = path + ".new";
-  std::error_code error;
-  {
-    std::ofstream file(fresh, std::ios::trunc);
-    file << text;
-    if (!file.flush()) {
-      std::filesystem::remove(fresh, error);
-      throw Error(ErrorCode::io, "writing " + path + " failed; is the disk full?");
-    }
-  }
-  std::filesystem::rename(fresh, path, error);
-  if (error) {
-    throw Error(ErrorCode::io, "writing " + path + " failed: " + error.message());
-  }
 }
 
 }  // namespace terrace::cli

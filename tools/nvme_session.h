@@ -80,6 +80,7 @@ class DriveSession {
   void duel(Nanoseconds deadline);
   void judge_duel(const std::vector<bench::Cell>& rivals,
                   const std::vector<std::vector<double>>& seen);
+  void beside(const std::function<void()>& comparison);
   void threads(Nanoseconds deadline);
   void engines(Nanoseconds deadline);
   void compare_with_fio(Nanoseconds deadline);

@@ -12,6 +12,8 @@
 namespace terrace::cli {
 namespace {
 
+constexpr double kOthersShare = 1.15;  // moved on the drive, over what was asked for
+
 using bench::Pattern;
 using Out = std::back_insert_iterator<std::string>;
 
@@ -154,6 +156,16 @@ void proof_lines(Out out, const DriveResult& drive) {
     }
     fmt::format_to(out, "\n");
   }
+  if (drive.counted) {
+    const std::uint64_t own = drive.claimed.read + drive.claimed.written;
+    const std::uint64_t all = drive.counted->read + drive.counted->written;
+    if (static_cast<double>(all) > kOthersShare * static_cast<double>(own)) {
+      fmt::format_to(out,
+                     "  note: others moved {} on this drive meanwhile: alone it can do more, and a "
+                     "cliff may be theirs\n",
+                     to_string(Bytes{all - own}));
+    }
+  }
   for (const auto& note : drive.engine.notes) fmt::format_to(out, "  note: {}\n", note);
   for (const auto& refused : drive.refused) {
     fmt::format_to(out, "  refused: {}: {}\n", refused.what, refused.why.reason);
@@ -209,7 +221,7 @@ void verdict_line(Out out, const ModelVerdict& model) {
                    *verdict.steps_to_wear_out, days_text(*verdict.days_to_wear_out));
   }
   if (model.fits && !*model.fits) {
-    fmt::format_to(out, "  {:<8}does not fit: {} are stored, more than what is free\n", "",
+    fmt::format_to(out, "  {:<8}does not fit: {} are stored in two slots, more than is free\n", "",
                    bytes_text(verdict.stored_bytes));
   }
 }

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import signal
 import subprocess
 import sys
@@ -73,6 +74,33 @@ def on_a_drive(drive):
 
 # ------------------------------------------------------------------------------------- bad input
 
+def results_go_where_they_are_sent(place):
+    """Links stay links, devices stay devices, and what else lies there stays as it is."""
+    def bench(*options):
+        return nvme("bench", "/dev/shm", *options)  # refused at once, and told so in the file
+
+    target, link = place.at("target.json"), place.at("link.json")
+    with open(target, "w") as file:
+        file.write("old")
+    os.symlink(target, link)
+    bench("--json", link)
+    expect(os.path.islink(link) and json.load(open(target))["refused"], "the link's target")
+    null = place.at("null")
+    try:
+        os.mknod(null, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    except PermissionError:
+        null = "/dev/null"
+    bench("--json", null)
+    expect(stat.S_ISCHR(os.stat(null).st_mode), "a device is written, not replaced")
+    result = bench("--json", "/dev/stdout")
+    expect('"cells"' in result.stdout, "the standard output is one", result)
+    refused(bench("--json", "-"), "--json - cannot be written")
+    refused(bench("--json", target, "--html", target), "name one file")
+    for name in [target, link, place.at("null")]:
+        if os.path.lexists(name):
+            os.unlink(name)
+
+
 def bad_input():
     with Drive() as place:
         drive = place.drive
@@ -98,13 +126,14 @@ def bad_input():
                    "before anything is done", result)
         refused(nvme("bench"), "directory is required")
         refused(nvme("bench", drive, drive + "/."), "are one directory; name each drive once")
-        refused(nvme("bench", "/dev/null"), "/dev/null is no directory")
+        refused(nvme("bench", "/dev/null"), "neither a directory nor a regular file")
         refused(nvme("bench", place.at("none")), "none cannot be used", "create it")
         refused(nvme("tune", drive, "--emit", "other"), "deepspeed")
         refused(nvme("tune", drive, "--out", place.at("no/such/file")), "cannot be written")
         result = nvme("bench", drive, *SHORT, "--fio", env={**os.environ, "PATH": "/nowhere"})
         refused(result, "fio, which is not in PATH", "install it")
         bad_diffs(place)
+        results_go_where_they_are_sent(place)
         place.empty()
 
 

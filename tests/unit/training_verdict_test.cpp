@@ -15,7 +15,7 @@ TEST(Verdict, WithoutCompute) {
   const auto verdict = judge(kDrive, {1e9, {}, {}, 1});
   EXPECT_DOUBLE_EQ(verdict.read_bytes_per_step, 16e9);
   EXPECT_DOUBLE_EQ(verdict.written_bytes_per_step, 14e9);
-  EXPECT_DOUBLE_EQ(verdict.stored_bytes, 14e9);
+  EXPECT_DOUBLE_EQ(verdict.stored_bytes, 26e9);
   EXPECT_DOUBLE_EQ(verdict.drive_seconds, 8);
   EXPECT_DOUBLE_EQ(verdict.seconds_to_hide, 8);
   EXPECT_FALSE(verdict.hides || verdict.serial_seconds || verdict.overlapped_seconds ||
