@@ -43,8 +43,8 @@ TrainingVerdict judge(const DriveSpeeds& speeds, const TrainingQuestion& questio
     if (compute > 0) {
       verdict.needed_gb_s =
           (verdict.read_bytes_per_step + verdict.written_bytes_per_step) / compute / kGiga;
-      verdict.drives_needed = static_cast<std::uint64_t>(
-          std::ceil(question.drives * verdict.drive_seconds / compute - 1e-9));
+      verdict.drives_needed = static_cast<std::uint64_t>(std::min(
+          kMostParameters, std::ceil(question.drives * verdict.drive_seconds / compute - 1e-9)));
     }
   }
   if (question.rated_bytes) {

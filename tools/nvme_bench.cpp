@@ -28,6 +28,8 @@ constexpr double kMostSeconds = 24 * 3600;
 // Of the time, for what no phase accounts for: buffers, the file's end, the last slice's overrun.
 constexpr double kMargin = 0.04;
 constexpr double kLeastMarginSeconds = 0.9;
+constexpr double kLeastGiven = 1e-6;  // seconds, terabytes: what a person may mean
+constexpr double kMostGiven = 1e9;
 constexpr double kLeastFioSeconds = 5;
 constexpr Bytes kLeastFile = 64_MiB;
 constexpr Bytes kLeastWriteLimit = 256_MiB;
@@ -69,8 +71,9 @@ std::string introduction(const BenchResult& result, const Sessions& sessions) {
 Error mistake(const std::string& what) { return {ErrorCode::invalid_argument, what}; }
 
 void check_positive(const char* option, std::optional<double> value, const char* unit) {
-  if (!value || (std::isfinite(*value) && *value > 0)) return;
-  throw mistake(fmt::format("{} takes a positive number of {}", option, unit));
+  if (!value || (*value >= kLeastGiven && *value <= kMostGiven)) return;
+  throw mistake(fmt::format("{} takes a positive number of {}, {} to {}", option, unit, kLeastGiven,
+                            kMostGiven));
 }
 
 // Two directories on one device would measure it twice, and pass for two drives.
@@ -172,8 +175,10 @@ std::optional<TogetherResult> measure_together(BenchResult& result, Sessions& se
   TogetherBench bench(sessions, which);
   const auto half = now() + (deadline - now()) / 2;
   const auto reads = bench.measure(Pattern::read, half, stop);
-  const bool writes =
-      std::ranges::all_of(which, [&](auto i) { return sessions[i]->writes_allowed(); });
+  const bool writes = std::ranges::all_of(which, [&](auto i) {
+    return sessions[i]->writes_allowed() && !std::filesystem::is_regular_file(
+                                                result.drives[i].directory);
+  });
   together.read = scaling(bench.sets(), reads);
   if (writes) {
     together.write = scaling(bench.sets(), bench.measure(Pattern::overwrite, deadline, stop));

@@ -76,6 +76,9 @@ BenchResult bench_with_progress(const BenchOptions& options) {
   return run_bench(options, listener, stop_requested);
 }
 
+// File names may hold any bytes.
+constexpr auto kReplaceWrongBytes = nlohmann::json::error_handler_t::replace;
+
 struct BenchCommand {
   BenchOptions bench;
   std::string json;
@@ -91,7 +94,7 @@ struct BenchCommand {
     const bool color = ::isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr;
     fmt::print("{}", result_text(result, {color}));
     fmt::print("took {:.1f} s\n", result.seconds);
-    const auto text = to_json(result).dump(2) + "\n";
+    const auto text = to_json(result).dump(2, ' ', false, kReplaceWrongBytes) + "\n";
     if (json_file.wanted()) json_file.write(text);
     if (html_file.wanted()) html_file.write(html_report(result, text));
     return exit_code(result);
@@ -104,6 +107,11 @@ struct TuneCommand {
   std::string emit = "terrace";
 
   int run() const {
+    for (const auto& directory : bench.directories) {
+      if (!std::filesystem::is_regular_file(directory)) continue;
+      throw Error(ErrorCode::invalid_argument, directory + " is a file, which is only read; name a "
+                                                           "directory on its drive");
+    }
     const bool deepspeed = emit == "deepspeed";
     const ResultFile file(out == "-" ? std::string{} : out, "--out");
     const auto result = bench_with_progress(bench);

@@ -41,7 +41,8 @@ int exit_code(const BenchResult& result) {
   const bool measured =
       !result.drives.empty() && std::ranges::all_of(result.drives, &DriveResult::measured);
   const bool read_only = std::ranges::any_of(result.drives, &DriveResult::read_only);
-  if (!measured || (result.verdicts.empty() && !read_only)) return 2;
+  const bool asked = result.compute_seconds.has_value();
+  if (!measured || (result.verdicts.empty() && (asked || !read_only))) return 2;
   bool doubt = false;
   for (const auto& model : result.verdicts) {
     doubt = doubt || model.too_noisy;

@@ -307,8 +307,9 @@ void DriveSession::verify(Nanoseconds deadline) {
   }
 }
 
+// With one of them goes all that was made from the same measurements.
 void DriveSession::refuse_impossible_speeds() {
-  std::erase_if(result_.cells, [&](const CellResult& cell) {
+  const auto refused = std::erase_if(result_.cells, [&](const CellResult& cell) {
     const double fastest =
         cell.cell.pattern == Pattern::mix || cell.cell.pattern == Pattern::optimizer_step
             ? cell.median_gb_s() / 2  // the link carries both ways at once
@@ -318,6 +319,13 @@ void DriveSession::refuse_impossible_speeds() {
     refuse(pattern_name(cell.cell.pattern) + " " + cell_text(cell.cell), *refusal);
     return true;
   });
+  if (refused == 0) return;
+  result_.knee = {};
+  result_.knee.why_not = "speeds above the link's ceiling were refused";
+  result_.cliff = {};
+  result_.sustained_gb_s.clear();
+  result_.duels.clear();
+  result_.engines.clear();
 }
 
 bool DriveSession::run(bench::TimePlan& plan) {

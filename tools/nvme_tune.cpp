@@ -80,7 +80,7 @@ std::string tuned_config(const BenchResult& result) {
          {"read_gb_s", rounded(drive.of(Pattern::read)->median_gb_s())},
          {"write_gb_s", rounded(lasting_write_gb_s(drive))}});
   }
-  return out.dump(2) + "\n";
+  return out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 std::string deepspeed_config(const BenchResult& result) {
@@ -91,7 +91,7 @@ std::string deepspeed_config(const BenchResult& result) {
                 {"intra_op_parallelism", best_threads(result)},
                 {"single_submit", false},
                 {"overlap_events", true}};
-  return out.dump(2) + "\n";
+  return out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 void apply_tuned(Config& config, bool has_aio) {

@@ -129,6 +129,7 @@ def bad_input():
         refused(nvme("bench", "/dev/null"), "neither a directory nor a regular file")
         refused(nvme("bench", place.at("none")), "none cannot be used", "create it")
         refused(nvme("tune", drive, "--emit", "other"), "deepspeed")
+        refused(nvme("tune", TERRACE), "is a file, which is only read")
         refused(nvme("tune", drive, "--out", place.at("no/such/file")), "cannot be written")
         result = nvme("bench", drive, *SHORT, "--fio", env={**os.environ, "PATH": "/nowhere"})
         refused(result, "fio, which is not in PATH", "install it")
