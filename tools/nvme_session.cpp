@@ -267,8 +267,7 @@ void DriveSession::patterns(Nanoseconds deadline) {
   for (auto left = static_cast<double>(wanted.size()); const auto each : wanted) {
     if (stopped()) return;
     const auto share = to_seconds(deadline - now()) / left--;
-    const auto beside = to_seconds(visit(setting(each), {}) - slice(setting(each), {}).measure);
-    pattern(each, from_seconds(std::max(0.05, share - beside)));
+    pattern(each, from_seconds(std::max(0.05, share - to_seconds(2 * kWarmUp))));
   }
   proof.holds();
 }
@@ -279,8 +278,7 @@ void DriveSession::sustained(Nanoseconds deadline) {
   if (!drive_->can(cell) || !writes_allowed()) return;
   options_.progress("sustained write");
   PhaseProof proof(*this, "sustained write");
-  const auto beside = visit(cell, {}) - slice(cell, {}).measure;
-  const auto length = std::max(deadline - now() - beside, milliseconds(100) + Nanoseconds{0});
+  const auto length = std::max(deadline - now(), milliseconds(100) + Nanoseconds{0});
   Timing timing{kWarmUp, length, length / 2000, writes_left()};
   const auto sample = drive_->measure(cell, timing);
   if (stopped()) return;

@@ -64,13 +64,15 @@ ResultFile::ResultFile(std::string path, const char* option) : path_(std::move(p
 void ResultFile::write(const std::string& text) const {
   errno = 0;
   const std::string fresh = replaces_ ? made_beside(path_) : path_;
-  std::ofstream file(fresh, std::ios::trunc);
-  file << text;
-  if (file.flush()) {
-    std::error_code error;
-    if (replaces_) std::filesystem::rename(fresh, path_, error);
-    if (!error) return;
-    errno = error.value();
+  if (!fresh.empty()) {
+    std::ofstream file(fresh, std::ios::trunc);
+    file << text;
+    if (file.flush()) {
+      std::error_code error;
+      if (replaces_) std::filesystem::rename(fresh, path_, error);
+      if (!error) return;
+      errno = error.value();
+    }
   }
   const int error = errno;
   std::error_code ignored;
